@@ -1,4 +1,4 @@
-"""Find a cluster or a Slurm by name, environment or folder, and open it."""
+"""Find a cluster, or the Slurm that commands use, by name, environment or folder, and open it."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class ClusterPlace:
 
 
 def places(env: Mapping[str, str] = os.environ) -> list[ClusterPlace]:
-    """Return every cluster, complete or not. If two have the same name, omit the one that is not in the user's home."""
+    """Return every cluster, complete or not. If two have the same name, omit the one that is not in `home`."""
     found: dict[str, ClusterPlace] = {}
     for base in homes(env):
         for folder in sorted((base / "clusters").glob("*/state.json")):
@@ -168,8 +168,8 @@ class SlurmHere:
 
 
 def find_slurm(name: str | None = None, env: Mapping[str, str] = os.environ) -> SlurmHere:
-    """Return the Slurm of the named cluster. Without a name, return that of this shell, else of Dal Segno's only
-    cluster, else the machine's own."""
+    """Return the Slurm of the named cluster. Without a name, return the Slurm of this shell ($SLURM_CONF), else that of
+    $DALSEGNO_CLUSTER or of the only cluster. If there is no cluster, return the machine's own Slurm."""
     if not name and env.get("SLURM_CONF"):
         return _ambient(env)
     if not (name or env.get("DALSEGNO_CLUSTER") or places(env)) and shutil.which("sinfo", path=env.get("PATH")):
@@ -228,10 +228,10 @@ def folder_of(env: Mapping[str, str]) -> ClusterFolder | None:
 
 
 def applied_cluster(slurm: SlurmHere, env: Mapping[str, str] = os.environ) -> Cluster | None:
-    """Return the cluster of the last `up`; None if Dal Segno did not create the cluster.
+    """Return the cluster of the last `up`; None if Dal Segno did not create it, or if it cannot be identified.
 
-    A login node of a cloud has only the facts of the cluster file, because the state folder is on the head. It uses
-    Slurm as the platform has set it up, so SLURM_CONF does not identify the cluster.
+    A login node of a cloud has only the facts of the cluster file, because the state folder is on the head. The
+    platform set up Slurm there, so SLURM_CONF does not identify the cluster.
     """
     folder = folder_of(slurm.env)
     if folder is not None:
@@ -332,7 +332,10 @@ def _cluster_images(env: Mapping[str, str]) -> str:
 
 
 def runs_home(env: Mapping[str, str] = os.environ) -> Path:
-    """Return the folder of this user's runs: $DALSEGNO_RUNS, or beside the clusters, or in the user's own folder."""
+    """Return the folder of this user's runs: $DALSEGNO_RUNS, else `runs` in the home if the user may write there.
+
+    Otherwise return a folder below ~/.local/state.
+    """
     if env.get("DALSEGNO_RUNS"):
         return Path(env["DALSEGNO_RUNS"]).absolute()
     beside = home(env) / "runs"

@@ -4,7 +4,7 @@
 |---|---|
 | `/fsx/pytorch.sqsh`, `./pytorch.sqsh`, `../rootfs` | a file, or a folder |
 | `[USER@][REGISTRY#]IMAGE[:TAG][@sha256:…]`; the prefix `docker://` is optional | an image in a registry, in the notation of Enroot and Pyxis |
-| `[USER@]REGISTRY/IMAGE[:TAG][@sha256:…]`, with a `.` or `:` in REGISTRY; the prefix `docker://` is optional | the same, in Docker's notation |
+| `[USER@]REGISTRY/IMAGE[:TAG][@sha256:…]`, with a `.` or `:` in REGISTRY, or `localhost`; the prefix `docker://` is optional | the same, in Docker's notation |
 | `dockerd://IMAGE[:TAG]`, `podman://IMAGE[:TAG]` | an image in the local storage of Docker or Podman |
 | `oci:DIR[:TAG]` | an image in an OCI layout |
 | `docker-archive:FILE[:IMAGE:TAG]` | an archive from `docker save` |
@@ -144,7 +144,10 @@ def _in_registry(rest: str, text: str) -> ImageName:
 
 
 def _docker_registry(body: str) -> tuple[str, str]:
-    """Split `host/image` as Docker and Enroot do: a first part without `.` or `:` is a Docker Hub name."""
+    """Split `host/image` as Docker and Enroot do. The first part is a host if it contains `.` or `:` or is `localhost`.
+
+    Otherwise it is a part of the image's name on Docker Hub, such as a namespace.
+    """
     first, slash, rest = body.partition("/")
     is_host = slash and ("." in first or ":" in first or first == "localhost")
     return (first, rest) if is_host else ("", body)

@@ -27,7 +27,7 @@ from dalsegno.printable import logged, one_line
 LEVEL = "DALSEGNO_LOG_LEVEL"
 LEVELS = ("debug", "info", "warning", "error")
 LOG_FILE = "DALSEGNO_LOG_FILE"  # the log to which systemd appends the daemon's standard error
-MAX_BYTES, OLD_FILES = 8 << 20, 2  # maximum size and number of old parts of a log that this process rotates itself
+MAX_BYTES, OLD_FILES = 8 << 20, 2  # of a log that this process rotates: its maximum size, and the number of old parts
 LOCK = ".rotation.lock"
 LOOK_S = 1.0  # minimum time between two checks of the logs' sizes
 
@@ -117,7 +117,7 @@ def rotate_folder(folder: str, most_bytes: int, old: int) -> None:
     try:
         names = os.listdir(folder)
     except OSError:
-        return  # the node was removed a moment ago
+        return  # the folder was removed a moment ago
     for name in names:
         if name.endswith(".log"):
             rotate(os.path.join(folder, name), most_bytes, old)

@@ -1,7 +1,7 @@
 """The program `observer`: serve the metrics and the web page of the cluster in a state folder.
 
-It runs in a separate process, so that neither a scrape nor a browser delays recovery, and can be killed at any time. If
-the controller or slurmctld does not answer, the observer waits for it.
+The observer runs in a separate process, so that neither a scrape nor a browser delays recovery. It can be killed at any
+time. If the controller or slurmctld does not answer, the observer waits for it.
 """
 
 from __future__ import annotations

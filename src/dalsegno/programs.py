@@ -1,7 +1,7 @@
 """Start one of our helper programs: `python -I programs.py NAME …`, on any node, from any working directory.
 
 The file is started by its path, so that neither the working directory nor the user's environment affects its imports.
-The libraries of the command line are not loaded.
+The libraries of the command-line interface are not loaded.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ PROGRAMS = {  # maps the name of a program to the module whose `main(arguments)`
 }
 
 
-# The command that starts a program on hosts where our code is installed. The program's name follows it. The first line
-# of the installed command names the interpreter that was chosen for our code; `python3` may be too old.
+# The command that starts a program on hosts where our code is installed. The caller appends the program's name. The
+# first line of /usr/local/bin/dalsegno names the interpreter that was chosen for our code; `python3` may be too old.
 _START_THERE = (
     "read -r python _ < /usr/local/bin/dalsegno && "
     'exec "${python#??}" -I /opt/dalsegno/current/dalsegno/programs.py "$@"'
@@ -51,8 +51,8 @@ HOST_LAUNCHER = ("/bin/sh", "-c", _START_THERE, "dalsegno")
 
 
 def launcher() -> tuple[str, ...]:
-    """Return the command that starts a program, without the program's name. The command works on all hosts with these
-    files."""
+    """Return the command that starts a program, without the program's name. The command works on all hosts that have
+    this Python and these files at the same paths."""
     return (sys.executable, "-I", str(Path(__file__).resolve()))
 
 

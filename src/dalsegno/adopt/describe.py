@@ -87,7 +87,7 @@ def _cluster_name(found: FoundCluster, remarks: list[str]) -> str:
 
 @dataclass(frozen=True)
 class _CommonSettings:
-    """Settings that are the same for all nodes of a partition."""
+    """The settings of a node that a cluster file gives once for all nodes of a partition."""
 
     cpus: int
     memory_mib: int

@@ -81,8 +81,10 @@ def _without(content: Content, lines: list[tuple[str, ContentPath]], error: Spec
 
 
 def _removable(path: ContentPath) -> ContentPath:
-    """Return the path to remove because of an invalid value. If its list item cannot do without the value, remove the
-    item."""
+    """Return the path to remove because of an invalid value; () if the file needs the value.
+
+    If the value is in a list item that needs it, return the path of the item.
+    """
     items = [at for at, step in enumerate(path) if isinstance(step, int)]
     if items and (len(path) == items[-1] + 1 or path[items[-1] + 1] in _ESSENTIAL):
         return path[: items[-1] + 1]

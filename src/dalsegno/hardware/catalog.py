@@ -1,4 +1,4 @@
-"""The catalog's tables, read once from the CSV files in this folder. An empty cell means unknown."""
+"""The catalog's tables, read once from the CSV files in this folder. An empty cell means unknown or none."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def prices() -> Mapping[str, ListPrice]:
 
 @cache
 def cloud_prices() -> Mapping[str, CloudPrice]:
-    """Return the list prices of clouds for machines without GPUs, for storage and for networks."""
+    """Return the prices of clouds for machines without GPUs, for storage and for networks."""
     return MappingProxyType({price.name: price for price in parse_cloud_prices(_text("cloud_prices.csv"))})
 
 
@@ -214,7 +214,7 @@ def closest(name: str, names: Iterable[str]) -> str:
 
 
 def did_you_mean(name: str, names: Iterable[str], otherwise: str = "") -> str:
-    """Return the hint "did you mean `…`?", or `otherwise`."""
+    """Return the hint "did you mean `…`?", or `otherwise` if no name is similar."""
     near = closest(name, names)
     return f"did you mean `{near}`?" if near else otherwise
 
@@ -248,7 +248,7 @@ def find_price(instance: str, gpu_type: str) -> ListPrice | None:
 
 
 def find_fabric(name: str) -> Fabric:
-    """Return the fabric `name`."""
+    """Return the fabric with this name."""
     return _find(name, fabrics(), "fabric")
 
 

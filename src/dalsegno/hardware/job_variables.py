@@ -33,7 +33,10 @@ def job_variables() -> tuple[JobVariable, ...]:
 
 
 def variables_for(instance: str) -> tuple[JobVariable, ...]:
-    """Return the variables for jobs on this instance type. A row for the type overrides a row for its fabric."""
+    """Return the variables for jobs on this instance type; none if the type is unknown.
+
+    A row for the type overrides a row for its fabric.
+    """
     known = instances().get(instance.removeprefix("ml."))
     if known is None:
         return ()

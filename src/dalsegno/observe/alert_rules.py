@@ -44,8 +44,8 @@ class AlertRule:
 
 
 def harmful_xids() -> str:
-    """Return a regular expression of the Xids that need a remedy. Programs, not faults of the node, cause the other
-    Xids."""
+    """Return a regular expression that matches the Xids that need a remedy. Other Xids are caused by programs, or are
+    only watched."""
     harmful = [str(each.xid) for each in xid_table().values() if each.remedy not in (Remedy.NONE, Remedy.WATCH)]
     return "|".join(harmful)
 

@@ -79,7 +79,7 @@ def secret_files(settings: Monitoring) -> list[str]:
 
 
 def with_webhook_urls(settings: Monitoring) -> Monitoring:
-    """Return the settings with the addresses of webhooks that are in files."""
+    """Return the settings with the address of each webhook, which is read from a file if the settings name one."""
     found = []
     for webhook in settings.webhook:
         url = webhook.url or (read_text(Path(webhook.url_file)) or "").strip()

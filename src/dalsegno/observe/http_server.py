@@ -79,13 +79,13 @@ class _HttpPeer:
     until: float = float("inf")  # no deadline here: the thread of the connection has its own
 
     def disconnect(self) -> None:
-        """Wake the thread of the connection, which closes it."""
+        """Wake the thread of the connection. The thread then closes the connection."""
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
 
 
 class HttpServer:
-    """Serves `handler` at a listening socket, one thread per connection, until it is closed."""
+    """Answers requests at a listening socket with `handler`, one thread per connection, until the server is closed."""
 
     def __init__(self, listener: socket.socket, handler: Handler, max_connections: int = MAX_CONNECTIONS) -> None:
         self._listener, self._handler = listener, handler

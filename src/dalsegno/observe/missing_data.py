@@ -10,7 +10,7 @@ from enum import Enum
 from dalsegno.observe.panels import Dashboard
 from dalsegno.observe.prometheus_client import ScrapeHealth, ScrapeState
 
-SLURM_JOB = "slurm"  # the scrape of a separate exporter of Slurm, on clusters whose observer does not provide it
+SLURM_JOB = "slurm"  # Prometheus' job for a separate exporter of Slurm, where the observer has no metrics of Slurm
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
 _METRIC = re.compile(r"\b(?:slurm|dalsegno|training|node|DCGM)_\w+")
 

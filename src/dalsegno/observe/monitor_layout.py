@@ -27,8 +27,8 @@ class NodeTarget:
 class MonitorLayout:
     """The values from which the configuration of Prometheus and Alertmanager is rendered.
 
-    On the head of a cloud there is no Alertmanager, and only the address and the password of Prometheus are known: all
-    other addresses and files are "".
+    On the head of a cluster in a cloud there is no Alertmanager, and only the address and the password of Prometheus
+    are known: all other addresses and files are "".
     """
 
     cluster: str

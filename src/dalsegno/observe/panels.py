@@ -29,7 +29,7 @@ class PanelKind(Enum):
 
 @dataclass(frozen=True)
 class PanelQuery:
-    """A query of a panel, and the name of each series that it returns."""
+    """A query of a panel, and the template for the names of the series that the query returns."""
 
     expr: str
     legend: str = ""
@@ -37,7 +37,7 @@ class PanelQuery:
 
 @dataclass(frozen=True)
 class GrafanaPanel:
-    """A panel of a dashboard. `unit` is one of Grafana's ids; `stacked` graphs show shares of a whole."""
+    """A panel of a dashboard. `unit` is Grafana's id of a unit. `stacked` graphs show the parts of a whole."""
 
     title: str
     queries: tuple[PanelQuery, ...]
@@ -52,7 +52,7 @@ class GrafanaPanel:
 
 @dataclass(frozen=True)
 class Variable:
-    """A choice at the top of a dashboard: all values of a label."""
+    """A drop-down list at the top of a Grafana dashboard, with all values of a label. It filters the panels."""
 
     name: str
     query: str
@@ -90,7 +90,7 @@ def number(
 
 
 def of_cluster(expr: str) -> str:
-    """Return the expression with a selector added to each metric, for the cluster that is chosen in the dashboard."""
+    """Return the expression with a selector added to each metric, for the clusters chosen in the drop-down list."""
     parts, end = [], 0
     for quoted in _QUOTED.finditer(expr):
         parts += [_selected(expr[end : quoted.start()]), quoted[0]]

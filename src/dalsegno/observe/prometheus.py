@@ -74,7 +74,7 @@ def _scrapes(layout: MonitorLayout) -> list[dict[str, Any]]:
 
 
 def own_scrape(address: str, labels: Mapping[str, str], password_file: str) -> dict[str, Any]:
-    """Return the scrape of Prometheus' own counters of remote write. All its other metrics are dropped."""
+    """Return the job with which Prometheus scrapes its own counters of remote write, and drops its other metrics."""
     return {
         "job_name": "prometheus",
         "static_configs": [{"targets": [address], "labels": dict(labels)}],

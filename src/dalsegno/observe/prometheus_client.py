@@ -40,7 +40,7 @@ class ScrapeState(Enum):
 
 @dataclass(frozen=True)
 class ScrapeHealth:
-    """A target of Prometheus. `error` says why the last scrape failed; "" if it did not."""
+    """The health of a target of Prometheus. `error` says why the last scrape failed; "" if it did not fail."""
 
     job: str
     host: str

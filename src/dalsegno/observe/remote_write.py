@@ -9,7 +9,7 @@ from enum import Enum
 from dalsegno.observe.prometheus_client import PrometheusClient
 
 PREFIX = "prometheus_remote_storage_"
-KEPT = f"{PREFIX}.*"  # the metrics of Prometheus itself that are recorded: one series each for every server
+KEPT = f"{PREFIX}.*"  # the metrics of Prometheus itself that it records; each has one series per server
 WINDOW = "5m"
 LATE_S = 120.0  # Prometheus sends after 5 s, and one write may take up to 30 s
 

@@ -121,7 +121,7 @@ def pending_family(groups: JobGroups, partitions: Sequence[str]) -> Family:
 
 
 def scheduler_families(diag: Diagnostics) -> list[Family]:
-    """Return sdiag's figures about the schedulers. Times are microseconds, and counts restart at midnight."""
+    """Return sdiag's figures about the schedulers. Times are microseconds. Most counts restart at midnight."""
     found = {
         "threads": ("Threads of slurmctld.", diag.server_threads),
         "queue_size": ("Length of slurmctld's agent queue.", diag.agent_queue),

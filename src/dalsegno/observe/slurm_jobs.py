@@ -28,7 +28,7 @@ _REASON = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}", re.ASCII)
 
 
 class JobCategory(Enum):
-    """The categories that our own metrics sort jobs into. OTHER stands for states that newer versions of Slurm add."""
+    """The categories that our own metrics sort jobs into. OTHER stands for all other states, such as BOOT_FAIL."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -67,7 +67,8 @@ JobGroups = Mapping[JobKey, JobTally]
 
 
 def group_jobs(jobs: Iterable[QueuedJob]) -> JobGroups:
-    """Return the groups of the jobs. Only the MAX_ACCOUNTS accounts with the most jobs keep their names."""
+    """Return the groups of the jobs. If there are more than MAX_ACCOUNTS accounts, those with the fewest jobs are
+    counted together."""
     counts: dict[tuple[str, str, tuple[str, ...], JobState, str], list[int]] = {}
     pending = JobState.PENDING
     for job in jobs:
@@ -99,15 +100,15 @@ def _with_few_accounts(groups: JobGroups) -> JobGroups:
 
 
 class IdleOwners:
-    """The owners of all jobs since this process started. They are kept, so that their series become 0 after their last
-    job."""
+    """The owners of the jobs since this process started, at most MAX_IDLE. They are remembered, so that their series
+    become 0 after their last job."""
 
     def __init__(self) -> None:
         self._known: dict[JobKey, None] = {}
         self._per_user: Counter[str] = Counter()
 
     def added_to(self, groups: JobGroups) -> JobGroups:
-        """Return the groups, and an empty group for each owner who has had jobs."""
+        """Return the groups, and an empty group for each remembered owner without a running job."""
         for key in groups:
             idle = key._replace(state=JobState.RUNNING, reason="")
             room = len(self._known) < MAX_IDLE and self._per_user[key.user] < MAX_IDLE_PER_USER

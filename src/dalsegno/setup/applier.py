@@ -72,7 +72,7 @@ class Applier:
         return self.root + path
 
     def changes(self) -> list[Json]:
-        """Return the differences between machine and plan, in the order in which `apply` removes them."""
+        """Return the differences between the machine and its plan."""
         found: list[Change] = [("package", name, "install") for name in self.packages.missing()]
         found += [
             ("folder", each["path"], what) for each in self.plan["folders"] if (what := self.folder_differs(each))
@@ -214,7 +214,7 @@ class Applier:
         shutil.rmtree(folder, ignore_errors=True)
         os.makedirs(folder, mode=0o755)
         with tarfile.open(fileobj=io.BytesIO(self.bundle)) as archive:
-            archive.extractall(folder)  # safe, because the operator sent the archive over an authenticated connection
+            archive.extractall(folder)  # safe, because the archive comes from the operator
         write(f"{folder}/complete", b"", 0o644)
 
     def remove_old_code(self) -> None:
@@ -252,7 +252,10 @@ class Applier:
                 checked(item["argv"])
 
     def remove(self) -> list[str]:
-        """Undo every change in the record. Return a sentence for each change that was not undone."""
+        """Undo the changes in the record. Accounts and packages stay on the machine.
+
+        Return a sentence about the packages, and one for each file that somebody edited.
+        """
         left = []
         self.services.stop_all()
         self.mounts.unmount_all()  # must come before any folder is deleted
@@ -313,10 +316,10 @@ def answer(request: Json, rest: BinaryIO) -> Json:
 
 @contextlib.contextmanager
 def lock(root: str, wait_s: float) -> Iterator[None]:
-    """Hold the machine's lock while a request changes the machine.
+    """Hold the machine's lock while a request changes the machine. Wait up to `wait_s` seconds for the lock.
 
-    Wait up to `wait_s` seconds for it. After a broken connection, the previous program may need some time to notice
-    that and to release the lock.
+    After a broken connection, the program of the previous request may need some time to notice this and to release the
+    lock.
     """
     folder = root.rstrip("/") + os.path.dirname(SETUP)
     os.makedirs(folder, exist_ok=True)
@@ -341,7 +344,7 @@ def taken(file: TextIO) -> bool:
 
 
 def main(stream: BinaryIO | None = None) -> int:
-    """Read a request from a stream, carry it out, and print the result. The exit code is 0 if it was carried out."""
+    """Read a request from a stream, carry it out, and print the result. Return 0 if the request was carried out."""
     stream = stream or sys.stdin.buffer
     os.umask(0o022)
     try:

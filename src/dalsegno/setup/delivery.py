@@ -223,8 +223,8 @@ class CodeBundle:
 def find_bundle(names: Iterable[str] = _PACKAGES, wheels: Path | None = None, more: Iterable[str] = ()) -> CodeBundle:
     """Return a bundle of this installation of Dal Segno, the packages that it needs, and the packages `more`.
 
-    For machines with another Python, `wheels` is the folder of compiled packages (`setup/wheels.py`). All other
-    packages are pure Python, or work without their compiled part.
+    For machines with another Python or processor, `wheels` is the folder of compiled packages (`setup/wheels.py`). All
+    other packages are pure Python, or work without their compiled part.
     """
     files = tuple(found for name in ("dalsegno", *names, *more) for found in _files_of(name))
     if wheels is not None:
@@ -251,7 +251,8 @@ def pinned_requirements() -> tuple[str, ...]:
 
 
 def _files_of(name: str) -> list[tuple[Path, str]]:
-    """Return the files of an installed package, and their names in the archive."""
+    """Return the files of an installed package, and their names in the archive. Return [] for a missing package, unless
+    Dal Segno needs it."""
     found = find_spec(name)
     if found is None or found.origin is None:
         if name in DEPENDENCIES:

@@ -29,11 +29,11 @@ DAEMONS = ("slurmctld", "slurmd", "slurmdbd", "slurmrestd", "munged", "mariadbd"
 SLURM_CONF = ("/etc/slurm/slurm.conf", "/etc/slurm-llnl/slurm.conf", "/usr/local/etc/slurm.conf")
 PLUGSTACK = "/etc/slurm/plugstack.conf"
 PYXIS = "spank_pyxis.so"
-INCLUDES = 4  # how deep files may include others
+INCLUDES = 4  # how deep plugstack.conf files may include one another
 MUNGE_KEY = "/etc/munge/munge.key"
 RECORD = "/var/lib/dalsegno/setup"
-ACCOUNTS = "/var/lib/dalsegno/accounts.json"  # the accounts that Dal Segno has created
-# A call on one of these file systems hangs if its server is unreachable.
+ACCOUNTS = "/var/lib/dalsegno/accounts.json"  # the accounts that Dal Segno created
+# A call on one of these file systems can hang if its server is unreachable.
 REMOTE = ("nfs", "lustre", "fuse", "cifs", "smb", "ceph", "gpfs", "beegfs", "9p", "afs", "weka")
 # The setup may replace these files with a changed copy, so it needs their content.
 FILES = ("/etc/nsswitch.conf", "/etc/pam.d/sshd", "/etc/pam.d/common-session", "/etc/pam.d/password-auth")
@@ -191,8 +191,11 @@ def packages() -> dict[str, Any]:
 
 
 def only_root_changes(path: str) -> bool:
-    """Return whether only root can write or replace a file. Root must not parse any other package, because dpkg and rpm
-    are not made for hostile files. A file that does not exist counts as trusted."""
+    """Return whether only root can write or replace a package file. A missing file counts as trusted.
+
+    Root must not let dpkg or rpm parse a file that other users can change, because these programs are not made for
+    hostile files.
+    """
     for start in (path, os.path.realpath(path)):
         place = start
         while True:

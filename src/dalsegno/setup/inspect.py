@@ -28,7 +28,7 @@ MAX_FILE = 1 << 16
 MAX_ENTRIES = 5000
 MAX_NUMBER = 1 << 53
 NOT_INSTALLED = 127
-# The host keys are copied to all other machines, so they must not contain anything else.
+# Host keys are copied to all other machines, so a text that does not look exactly like a key is dropped.
 HOST_KEY = re.compile(r"(ssh-ed25519|ecdsa-sha2-nistp(256|384|521)) [A-Za-z0-9+/]+={0,2}")
 
 T = TypeVar("T")
@@ -74,12 +74,12 @@ class ListeningPort:
 
 @dataclass(frozen=True)
 class HostUser:
-    """A local account."""
+    """An account of the host: a local one, or one that Dal Segno created in the cluster's directory."""
 
     name: str
     uid: int
     gid: int
-    ours: bool = False  # whether Dal Segno has created the account
+    ours: bool = False  # whether Dal Segno created the account
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,8 @@ class HostFacts:
     disks: tuple[InspectedDisk, ...] = ()
     fabric: tuple[FabricDevice, ...] = ()
     packages: tuple[tuple[str, str], ...] = ()  # name and version of each installed package
-    available: tuple[tuple[str, str], ...] = ()  # name and version of packages that dnf can install; empty without dnf
+    # Name and version of packages that dnf can install, and path and version of package files on the host
+    available: tuple[tuple[str, str], ...] = ()
     untrusted: tuple[str, ...] = ()  # package files that others than root can change; their content was not read
     listening: tuple[ListeningPort, ...] = ()
     cgroup_version: int = 0
@@ -250,7 +251,8 @@ class _AnswerReader:
 
     def time(self, name: str, otherwise: float) -> float:
         value = self._answer.get(name)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < MAX_NUMBER:  # also for NaN
+        # NaN is refused too, because every comparison with it is false.
+        if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < MAX_NUMBER:
             return otherwise
         return float(value)
 

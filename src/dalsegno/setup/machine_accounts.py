@@ -101,7 +101,7 @@ class MachineAccounts:
         return "change" if wanted - set(found.gr_mem) or (ours - wanted) & set(found.gr_mem) else ""
 
     def joined(self, group: str) -> list[str]:
-        """Return the members that an earlier plan has added to a group."""
+        """Return the members that an earlier plan added to a group."""
         names: list[str] = self.record.part("members").get(group, [])
         return names
 
@@ -211,7 +211,10 @@ class MachineAccounts:
         return [f"{key.group()} {name}@{self.plan['cluster']}"] if key else []
 
     def remove_user(self, name: str) -> None:
-        """Remove an account and end its processes. The home is kept."""
+        """End the processes of an account that was created here, and delete the account if it is a local one.
+
+        The home is kept. An account that the machine had before is not touched.
+        """
         emit(step=f"removing user {name}")
         found, uid = find_user(name), self.made["users"].get(name)
         if uid is not None and uid is not True:

@@ -1,7 +1,7 @@
-"""The mounts of one machine: write them to /etc/fstab, mount them, and unmount those that the plan no longer has.
+"""The mounts of one machine: mount the file systems of the plan, and unmount those that the plan no longer has.
 
-Like `applier.py`, this module uses only the standard library of Python 3.9. The applier writes the lines, in a marked
-block of /etc/fstab. All other lines belong to the administrator.
+Like `applier.py`, this module uses only the standard library of Python 3.9. The applier itself writes the lines of
+/etc/fstab, in a marked block. All other lines belong to the administrator.
 """
 
 from __future__ import annotations

@@ -28,7 +28,8 @@ class MachinePackages:
         self.plan, self.record, self.root = plan, record, root
 
     def missing(self) -> list[str]:
-        """Return the packages of the plan that are not installed. A file counts as installed with its own version."""
+        """Return the packages of the plan that are not installed. A package file counts as installed only if the
+        installed version is that of the file."""
         if self.root or not self.plan["packages"]:
             return []
         if not shutil.which("dpkg-query", path=PATH):
@@ -72,7 +73,7 @@ class MachinePackages:
 
 
 def create_slurm_user() -> None:
-    """Create Slurm's user if it does not exist. It stays, like the users that packages create."""
+    """Create Slurm's user if it does not exist. A removal keeps this user, like the users that packages create."""
     try:
         pwd.getpwnam(SLURM_USER)
     except KeyError:
@@ -87,7 +88,7 @@ def create_slurm_user() -> None:
 
 
 def _content_of_deb(package: str) -> str:
-    """Return `NAME=VERSION` for a package file, and any other package as it is."""
+    """Return `NAME=VERSION` for a package file, and any other name of a package as it is."""
     if not package.startswith("/"):
         return package
     file = refuse_untrusted(package)

@@ -65,7 +65,10 @@ class MachineServices:
         return "" if self.kept[service["name"]].get("revision") == service["revision"] else "restart"
 
     def apply(self, then: Callable[[str], None]) -> None:
-        """Start or restart services in order. Call `then` with the name of each service when it is ready."""
+        """Stop the services that are no longer planned, then start or restart the planned ones in order.
+
+        Call `then` with the name of each planned service when it is ready.
+        """
         for name in self.stale():
             emit(step=f"stopping {name}")
             self.supervisor.stop(name)
@@ -103,7 +106,10 @@ class MachineServices:
         self.supervisor.stop_all()
 
     def restore(self) -> None:
-        """Start the services that ran before this cluster was set up. Their files have already been restored."""
+        """Enable and start the services that were enabled or running before this cluster was set up.
+
+        Call this when their files have been restored.
+        """
         for name, entry in self.kept.items():
             if entry.get("was_enabled"):
                 run(["systemctl", "enable", "--quiet", entry["unit"]])
@@ -143,7 +149,8 @@ class Systemd:
             self.stop(name)  # an earlier version used another unit, which holds the service's port
             del self.services.kept[name]
         if name not in self.services.kept:
-            # Our own unit can be enabled before it is recorded, if an earlier version kept the entry of another unit.
+            # For our own unit, both values are False. The unit may already be enabled, if an earlier version of Dal
+            # Segno enabled it but recorded another unit.
             enabled = not own and self.call(["systemctl", "is-enabled", "--quiet", unit])[0] == 0
             active = not own and self.call(["systemctl", "is-active", "--quiet", unit])[0] == 0
             self.services.kept[name] = {"unit": unit, "own": own, "was_enabled": enabled, "was_active": active}
@@ -166,7 +173,7 @@ class Systemd:
         entry = self.services.kept[name]
         self.call(["systemctl", "disable", "--quiet", "--now", entry["unit"]])
         if scopes := step_scopes(entry["unit"], self.services.record.data.get("host", "")):
-            self.call(["systemctl", "stop", *scopes])  # fails for the scope that does not exist
+            self.call(["systemctl", "stop", *scopes])  # only one of the two scopes exists, so this fails for the other
         if entry["own"]:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(f"{self.units}/{entry['unit']}")
@@ -178,15 +185,16 @@ class Systemd:
 
 
 def step_scopes(unit: str, host: str) -> list[str]:
-    """Return the scopes in which slurmd starts the steps of jobs, for the unit of slurmd.
+    """Return the possible names of the scope in which slurmd starts job steps; [] if the unit is not that of slurmd.
 
-    A process of slurmd waits in the scope forever (`slurmstepd infinity`), even after slurmd has stopped.
+    A process of slurmd waits in this scope forever (`slurmstepd infinity`), even after slurmd has stopped.
     """
     return [f"{host}_slurmstepd.scope", "slurmstepd.scope"] if unit == "slurmd.service" else []
 
 
 def unit_text(service: Json, cluster: str) -> str:
-    """Return the systemd unit of one of our services. It leaves child processes, such as coordinators, running.
+    """Return the systemd unit of one of our services. When the unit stops, child processes keep running, such as the
+    coordinators of runs.
 
     systemd never rotates the log, so our daemons do (`log.py`).
     """
@@ -268,7 +276,7 @@ class OwnInit:
             raise Refused(f"the init of Dal Segno did not start:\n{tail(code.stderr.decode(errors='replace'))}")
 
     def death(self, name: str) -> str:
-        """Return how the service has ended since its last start; "" if it has not ended."""
+        """Return how the service ended after its last start; "" if it has not ended."""
         fact = self.facts().get(name, {})
         # The init may still report the end of an earlier revision.
         current = fact.get("revision") == self.services.kept.get(name, {}).get("asked")

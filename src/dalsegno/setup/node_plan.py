@@ -1,7 +1,7 @@
 """The plan of one machine as a value: its packages, accounts, folders, files, services and commands.
 
-A target computes a `NodePlan` for each machine. `setup/applier.py` makes a machine match its plan. The plan reaches the
-machine over ssh or in a bootstrap script, which makes no difference to this module.
+A target computes a `NodePlan` for each machine. `setup/applier.py` makes a machine match its plan. For this module, it
+makes no difference whether the plan reaches the machine over ssh or in a bootstrap script.
 """
 
 from __future__ import annotations
@@ -85,9 +85,10 @@ class PlannedLink:
 
 @dataclass(frozen=True)
 class PlannedCommand:
-    """A command that runs only if needed: if the path `creates` does not exist, or if `unless` fails.
+    """A command that runs only if needed: if the path `creates` does not exist, or, without `creates`, if the command
+    `unless` fails.
 
-    It runs before all services, or after the service named by `after` is ready.
+    It runs before the services are started, or when the service named by `after` is ready.
     """
 
     name: str

@@ -15,7 +15,7 @@ from dalsegno.storage.probe import ProbeAnswer, ProbeOrder, ProbeRole
 from dalsegno.storage.verdict import StorageReport, judge_storage
 
 PARALLEL = 8  # number of nodes that measure at the same time; with more, the file server would limit the result
-MAX_WRITERS = 3  # attempts with another writer, because the first one may have the wrong file system
+MAX_WRITERS = 3  # number of nodes to try as the writer, because the first one may have the wrong file system
 
 
 class NodePrograms(Protocol):
@@ -36,7 +36,7 @@ def check_storage(
     measure: bool = True,
     say: Callable[[str], None] = lambda text: None,
 ) -> list[StorageReport]:
-    """Test each storage on all `nodes` with the rights of `user`. Return a report for each storage."""
+    """Test each storage on all `nodes` with the rights of `user`, or of root for scratch. Return a report for each."""
     reports = []
     for storage in storages:
         say(f"checking {storage.name} at {storage.mount} on {compress(nodes)}")

@@ -104,7 +104,7 @@ def _nfs(storage: Storage, source: str) -> MountPlan:
 
 
 def _with(defaults: Sequence[str], given: str) -> tuple[str, ...]:
-    """Return the default options and the given ones. A given option replaces its opposite, such as `hard` by `soft`."""
+    """Return the default options and the given ones. A given option replaces its opposite: `soft` replaces `hard`."""
     own = [option for option in given.split(",") if option]
     against = {"soft": "hard", "hard": "soft", "relatime": "noatime", "strictatime": "noatime", "noflock": "flock"}
     gone = {against.get(option, "") for option in own} | {option.partition("=")[0] for option in own}

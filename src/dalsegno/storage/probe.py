@@ -33,7 +33,7 @@ FIND_S = 3.0  # how long to look for the token, because a network file system ma
 
 
 class ProbeRole(Enum):
-    """The task of a node: write the token, look for it, measure its local disk, or remove the token."""
+    """The task of a node: write the token, look for it, test the storage without a token, or remove the token."""
 
     WRITER = "writer"
     READER = "reader"

@@ -15,7 +15,7 @@ from dalsegno.spec.facts import Cluster, Storage
 
 PROLOG, EPILOG, TASK_PROLOG = "slurm-prolog", "slurm-epilog", "slurm-task-prolog"
 SETTINGS = {PROLOG: "Prolog", EPILOG: "Epilog", TASK_PROLOG: "TaskProlog"}
-GLOB = re.compile(r"([*?]|\[[!^]?[A-Za-z0-9-]+\])")  # characters with which Slurm selects several programs
+GLOB = re.compile(r"([*?]|\[[!^]?[A-Za-z0-9-]+\])")  # wildcards with which a setting names several programs
 # These variables always name the job's scratch folder. TMPDIR names it only if the user has not set TMPDIR.
 VARIABLES = ("DALSEGNO_SCRATCH", "SLURM_TMPDIR")
 

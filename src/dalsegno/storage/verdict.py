@@ -11,7 +11,7 @@ from dalsegno.hostlist import compress
 from dalsegno.spec.facts import Storage
 from dalsegno.storage.probe import ProbeAnswer
 
-USUAL_MB_PER_S, USUAL_FILES_PER_S = 100, 100  # below these, checkpoints and environments of small files are slow
+USUAL_MB_PER_S, USUAL_FILES_PER_S = 100, 100  # below these speeds, checkpoints and environments of small files are slow
 LEAST_FREE_BYTES = 1 << 30
 
 
@@ -59,8 +59,8 @@ class StorageReport:
 
 
 def judge_storage(storage: Storage, answers: Mapping[str, ProbeAnswer | None], user: str) -> StorageReport:
-    """Judge the answers of all nodes. Each node is listed only under its first fault, because later ones follow from
-    it."""
+    """Judge the answers of all nodes. Each node is listed only under its first fault, because later faults follow from
+    it. Only nodes without such a fault are checked for speed and free space."""
     left = dict(answers)
     found: list[StorageFinding] = []
     for fault in (_silent, _missing, _not_exported, _not_mounted, _read_only, _not_writable, _other_files):
@@ -157,8 +157,8 @@ def _other_files(storage: Storage, answers: Answers, user: str) -> Iterable[Stor
 
 
 def _slow(storage: Storage, answers: Mapping[str, ProbeAnswer]) -> Iterable[StorageFinding]:
-    """Find slow nodes. A speed below the limit in the cluster file fails the check; below the usual speed it is a
-    warning."""
+    """Find slow nodes. A speed below the limit in the cluster file fails the check. If the file has no limit, a speed
+    below the usual one is a warning."""
     rates = (
         ("writes", "MB/s", storage.min_mb_per_s, USUAL_MB_PER_S, {n: a.mb_per_s for n, a in answers.items()}),
         (

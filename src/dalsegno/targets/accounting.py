@@ -35,7 +35,7 @@ def update_people(
 
 
 def update_reservations(slurm: SlurmClient, cluster: Cluster, before: tuple[str, ...]) -> None:
-    """Delete the reservations of an earlier cluster file (`before`), then create those of the present file."""
+    """Delete those of the reservations `before` that still exist, then create the reservations of the cluster file."""
     there = _reservation_names(slurm)
     for name in before:
         if name in there:

@@ -1,7 +1,7 @@
 """The contract of every target: plan, apply, status, shell, and operations on single nodes.
 
-Code outside `targets/` uses only this module, `registry` and `folder`. An ability that only some targets have is a
-separate protocol, such as `CanReplace` or `CanInject`. Test for one with `isinstance`, or call `require`, which raises.
+Code outside `targets/` uses only this module, `machines`, `registry` and `folder`. An ability that only some targets
+have is a separate protocol, such as `CanReplace`. `isinstance` tests for one, and `require` raises if it is missing.
 """
 
 from __future__ import annotations
@@ -147,9 +147,9 @@ class ClusterPhase(Enum):
     UP = "up"
     DEGRADED = "degraded"  # the cluster is up, but has problems
     HALF_MADE = "half-made"
-    CHANGING = "changing"  # a change was interrupted
+    CHANGING = "changing"  # a change is in progress, or was interrupted
     HALF_REMOVED = "half-removed"
-    STOPPED = "stopped"  # the head host does not run
+    STOPPED = "stopped"  # the head host or slurmctld does not run
     DAMAGED = "damaged"  # the state file cannot be read
     GONE = "gone"
 
@@ -227,10 +227,10 @@ class Target(Protocol):
         """Remove everything; return False if there was nothing."""
 
     def status(self) -> ClusterStatus:
-        """Return the state of the cluster, even if the cluster is damaged."""
+        """Return the state of the cluster. Daemons that do not answer are reported as problems."""
 
     def summary(self) -> ClusterSummary:
-        """Return a summary of the state, without contacting a daemon."""
+        """Return a summary of the state. This is quick: it runs no command of Slurm and calls no platform."""
 
     def daemon_logs(self) -> Sequence[DaemonLog]:
         """Return the logs of the cluster's daemons, running or not."""
@@ -262,7 +262,7 @@ class Target(Protocol):
         host: str | None = None,
         user: str | None = None,
     ) -> ShellEntry:
-        """Return how to start a shell or one command on the login node, the head or `host`."""
+        """Return how to start a shell or one command on `host`, or by default on a login node or the head."""
 
     def on_node(self, node: str, command: Sequence[str], env: Mapping[str, str], cwd: str) -> ShellEntry:
         """Return how to run one command on a node, in the environment of the node's services."""
@@ -305,7 +305,7 @@ class CanReplace(Protocol):
 
 @runtime_checkable
 class HasMachines(Protocol):
-    """A target whose machines only a person can replace. `machines` returns a text that identifies each machine."""
+    """A target whose machines only a person can replace. `machines` identifies the machine of each node by a text."""
 
     def machines(self) -> Mapping[str, str]: ...
 
@@ -383,7 +383,7 @@ class CanManageUsers(Protocol):
         """Return the users and groups that the last `up` or `dalsegno user` has set up."""
 
     def change_people(self, roster: Roster) -> Plan:
-        """Return the plan that adds these users and groups to those of the cluster file."""
+        """Return the plan that leaves the cluster with the users and groups of its file and of `roster`."""
 
     def set_password(self, user: str, password: str) -> None:
         """Set a user's password in the cluster's LDAP directory. Raise an error if there is no directory."""

@@ -120,7 +120,8 @@ class ClusterFolder:
 
     @property
     def uids(self) -> Path:
-        """The file with the uid of each user, including removed users. Only clusters on clouds have it."""
+        """The file with the uid of each user, including removed users. Only clusters on ParallelCluster and HyperPod
+        have it."""
         return self.root / "uids.json"
 
     @property

@@ -47,7 +47,7 @@ class CanManageMachines(Protocol):
 
 @runtime_checkable
 class ReturnsNodes(Protocol):
-    """A target, on the head, whose platform returns a node to service after it has replaced or rebooted the node."""
+    """A target on the head whose platform returns a node to service after it has replaced or rebooted the node."""
 
     returns_nodes: bool
 

@@ -23,9 +23,11 @@ BOOT_REASON = "dalsegno:boot"
 def resume_and_find_missing(slurm: SlurmClient, wanted: set[str], in_service: set[str], set_down: set[str]) -> set[str]:
     """Resume nodes whose reason to be out of service no longer holds. Return the nodes that have not registered.
 
-    `set_down` are the nodes that this `up` has set down. Resumed nodes are removed from this set. While a job on such a
-    node ends, Slurm may show the node as MIXED (Slurm 24.11). A node that was just resumed counts as missing until a
-    later call finds it in service, because Slurm's information may be from before the host was booted again.
+    `set_down` are the nodes that this `up` set down. Such a node is resumed as soon as it responds, whatever its state:
+    Slurm 24.11 may show it as MIXED while one of its jobs ends. Resumed nodes are removed from this set.
+
+    A node that was just resumed counts as missing until a later call finds it in service, because Slurm's information
+    may be from before the host was booted again.
     """
     nodes = [node for node in slurm.nodes() if node.name in wanted]
     back = {node.name for node in nodes if _is_back(node) or (node.name in set_down and node.responding)}

@@ -57,7 +57,7 @@ def homes_on_machines(applied: Cluster | None, login: str) -> tuple[str, ...]:
 
 
 def named_sources(applied: Cluster | None) -> tuple[str, ...]:
-    """Return the storage that the cluster file names as existing, which `down` keeps."""
+    """Return the storage that has a `source` in the cluster file. It existed before the cluster, so `down` keeps it."""
     return tuple(f"storage {each.name} ({each.source})" for each in applied.storage if each.source) if applied else ()
 
 
@@ -73,8 +73,10 @@ class ClusterSide:
         raise NotImplementedError
 
     def recorded_phase(self, applied: Cluster | None) -> ClusterPhase:
-        """Return the phase in the state file, without asking a platform or Slurm. Raise an error if the file is
-        damaged."""
+        """Return the phase that this machine knows without a request to a platform or a command of Slurm.
+
+        Raise an error if the state file is damaged.
+        """
         raise NotImplementedError
 
     def root_use(self, cluster: Cluster) -> RootUse | None:
@@ -147,7 +149,7 @@ class OperatorSide(ClusterSide):
         return self.shell(["sudo", "--", *command], env, cwd, host=node)
 
     def forward(self, arguments: Sequence[str], *, root: bool = False) -> ShellEntry | None:
-        """Return how to run `dalsegno ARGUMENTS` on the head, where the cluster's other commands work."""
+        """Return how to run `dalsegno ARGUMENTS` on the head, as root or as the login user."""
         sudo = ["sudo", "--"] if root else []
         return self.on_head([*sudo, COMMAND, *arguments])
 
@@ -262,7 +264,8 @@ class HeadSide(ClusterSide):
         return ShellEntry(list(command) or [env.get("SHELL") or "/bin/bash"], {**env, **self.user_env(env)})
 
     def _shell_as(self, user: str, command: Sequence[str], env: Mapping[str, str]) -> ShellEntry:
-        """Return a shell of another user, without the caller's terminal and environment."""
+        """Return a shell of another user. The shell gets a terminal of its own, and of the caller's environment only
+        the terminal type, the locale and the time zone."""
         try:
             person = pwd.getpwnam(user)
         except KeyError:
@@ -281,7 +284,7 @@ class HeadSide(ClusterSide):
 
 
 class MonitoredHead(HeadSide):
-    """A head whose Prometheus can be queried there. It is switched on from the operator's machine."""
+    """A head on which Prometheus can be queried. It can be switched on and off only from the operator's machine."""
 
     def switch_monitor(self, on: bool) -> Plan:
         self.refuse("changed")
@@ -297,7 +300,7 @@ NO_SLURMCTLD = "slurmctld does not run"
 
 
 class CommandsOnHead:
-    """The runner of commands on the head, where they do not get the environment of this machine.
+    """Runs commands on the head. The commands do not get the environment of this machine.
 
     `enter` returns the command line that runs a command on the head.
     """
@@ -402,7 +405,10 @@ def applied_cluster(folder: ClusterFolder) -> Cluster:
 
 
 def import_on_head(cluster: Cluster, images: Sequence[str], execute: Execute, say: Say) -> None:
-    """Import images into the folder that all machines see. `execute` runs a command on the head as root."""
+    """Import images into the folder that all machines see, and report all failures together at the end.
+
+    `execute` runs a command on the head as root.
+    """
     failed = []
     for image in images:
         say(f"importing {image} on the head")

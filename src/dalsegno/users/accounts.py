@@ -138,8 +138,9 @@ def _joined(names: list[str]) -> str:
 def plan_accounts(wanted: AccountSet, found: AccountSet, former: AccountSet | None = None) -> AccountPlan:
     """Return the plan that changes the existing accounts `found` into the wanted ones.
 
-    `former` are the accounts that the last plan wanted. Those that are no longer wanted are removed. All other accounts
-    in `found` were created by others and are not changed. Keys and members that others added are kept.
+    `former` are the accounts that the last plan wanted. Those that are no longer wanted are removed. Existing accounts
+    that are neither wanted nor in `former` belong to others and are not changed. Keys and members that others added are
+    kept.
     """
     former = former or AccountSet()
     _refuse_conflicts(wanted, found)
@@ -221,7 +222,7 @@ def _refuse_conflicts(wanted: AccountSet, found: AccountSet) -> None:
 def cluster_accounts(
     cluster: Cluster, machine: People, uids: Mapping[str, int], gids: Mapping[str, int], homes: str
 ) -> AccountSet:
-    """Return the accounts of the cluster that do not exist on the machine. Each user has their own group."""
+    """Return the users and groups of the cluster that do not exist on the machine. Each user has their own group."""
     own = [user for user in cluster.users if user.name not in machine.names and user.name in uids]
     users = [
         PosixUser(user.name, uids[user.name], uids[user.name], user.full_name, f"{homes}/{user.name}", user.ssh_keys)

@@ -83,7 +83,7 @@ def is_system_uid(uid: int) -> bool:
 def check_people(
     users: Sequence[User], machine: People, before: Mapping[str, int], groups: Sequence[Group] = ()
 ) -> None:
-    """Raise if a user would get the rights of another person on this machine.
+    """Raise if a user would get the rights of another person on this machine, or if two users have the same uid.
 
     `before` has the uids that were assigned earlier. `groups` are the groups of the cluster.
     """
@@ -160,8 +160,8 @@ def _check_new(user: User, uids: Mapping[str, int], machine: People) -> None:
 
 
 def check_groups(user: User, gids: Mapping[str, int | None]) -> None:
-    """Raise if a user is in a privileged group and the cluster file does not allow that. `gids` has the gids of known
-    groups."""
+    """Raise if a user is in a privileged group without being allowed to by name (`allow_privileged`). `gids` has the
+    gids of known groups."""
     for group in user.groups:
         privileged = group in PRIVILEGED or gids.get(group) in (0, OCI_PRIVILEGE_GID)
         if privileged and group not in user.allow_privileged:
@@ -175,9 +175,9 @@ def check_groups(user: User, gids: Mapping[str, int | None]) -> None:
 def check_new_groups(
     groups: Sequence[Group], machine: People, before: Mapping[str, int], uids: Mapping[str, int]
 ) -> None:
-    """Raise if a new group has the name or the gid of another group of this machine or of the cluster.
+    """Raise if a group would get the gid of another group or account or the name of an account, or if its gid changes.
 
-    `before` has the gids assigned earlier. `uids` has the uids of the cluster's users, which are also gids.
+    `before` has the gids that were assigned earlier. `uids` has the uids of the cluster's users, which are also gids.
     """
     for group in groups:
         others = [*before.items(), *uids.items()]
@@ -209,8 +209,11 @@ def check_new_groups(
 def assign_uids(
     users: Sequence[User], machine: People, before: Mapping[str, int], in_use: Collection[int] = ()
 ) -> dict[str, int]:
-    """Return a uid for each user without an account on the machine. Users keep the uid that they have, and no uid is
-    assigned twice. `in_use` has further ids that must not be assigned, for example those in a directory."""
+    """Return a uid for each user without an account on the machine, and all uids that were assigned `before`.
+
+    Users keep the uid that they have, and no uid is assigned twice. `in_use` has further ids that must not be assigned,
+    for example those in a directory.
+    """
     fixed = {user.name: user.uid for user in users if user.uid is not None and user.name not in machine.names}
     taken = {*machine.ids, *fixed.values(), *before.values(), *in_use}
     free = (uid for uid in range(FIRST_UID, FIRST_GID) if uid not in taken)
@@ -231,8 +234,8 @@ def assign_gids(
 ) -> dict[str, int]:
     """Return a gid for each group that the cluster or its users name and that does not exist on the machine.
 
-    Groups keep the gid that they have, and no gid is assigned twice. The group `privilege` gets the gid that OCI gives
-    it.
+    The result also has all gids that were assigned `before`. Groups keep the gid that they have, and no gid is assigned
+    twice. The group `privilege` gets the gid that OCI gives it, if that gid is free.
     """
     fixed = {group.name: group.gid for group in groups if group.gid is not None}
     wanted = dict.fromkeys([*(group.name for group in groups), *(name for user in users for name in user.groups)])

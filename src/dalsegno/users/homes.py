@@ -1,5 +1,7 @@
-"""Create home folders and install SSH keys in them. Root uses file descriptors, because the owner may change a path at
-any time."""
+"""Create and delete home folders, and install SSH keys in them.
+
+Root creates and writes files relative to file descriptors, because the owner of a home may change a path at any time.
+"""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ from dalsegno.users.ldap_entries import (
 )
 
 TIMEOUT_S = 10
-LDAP_PACKAGES = ("ldap3", "pyasn1")  # Python packages that the head of a cluster needs
+LDAP_PACKAGES = ("ldap3", "pyasn1")  # Python packages that the head of a cluster needs for LDAP
 _SUCCESS, _NO_SUCH_OBJECT, _INVALID_CREDENTIALS, _EXISTS = 0, 32, 49, 68  # result codes (RFC 4511)
 
 

@@ -19,7 +19,7 @@ _IN_FILE = "change it in the cluster file, then run `dalsegno up`"
 
 @dataclass(frozen=True)
 class Roster:
-    """All users and groups of a cluster: those of its file, and those that commands have added."""
+    """All users and groups of a cluster: those of its file, and those that commands added."""
 
     users: tuple[User, ...] = ()
     groups: tuple[Group, ...] = ()
@@ -50,8 +50,8 @@ def roster_of(cluster: Cluster) -> Roster:
 
 
 def with_roster(cluster: Cluster, roster: Roster) -> Cluster:
-    """Return the cluster with the users and groups that commands have added. If the file has the same name, the file
-    wins."""
+    """Return the cluster with the users and groups of `roster` that commands added. If the cluster file has a user or
+    group of the same name, that one counts."""
     names, group_names = {user.name for user in cluster.users}, {group.name for group in cluster.groups}
     users = [user for user in roster.users if user.added and user.name not in names]
     groups = [group for group in roster.groups if group.added and group.name not in group_names]
@@ -68,7 +68,7 @@ def with_roster(cluster: Cluster, roster: Roster) -> Cluster:
 
 
 def from_file(cluster: Cluster) -> Cluster:
-    """Return the cluster as its file describes it: without users, groups and accounts that only commands have added."""
+    """Return the cluster as its file describes it: without the users, groups and accounts that commands added."""
     users = tuple(user for user in cluster.users if not user.added)
     groups = tuple(group for group in cluster.groups if not group.added)
     used = any(DEFAULT_ACCOUNT in user.accounts for user in users)
@@ -77,13 +77,14 @@ def from_file(cluster: Cluster) -> Cluster:
 
 
 def removed_by_command(before: Cluster | None, wanted: Cluster) -> tuple[str, ...]:
-    """Return the users that `dalsegno user rm` removes. Others stay in Slurm, even if the file no longer has them."""
+    """Return the users that `dalsegno user rm` removed. Other users stay in Slurm, even if the cluster file no longer
+    has them."""
     names = {user.name for user in wanted.users}
     return tuple(user.name for user in before.users if user.added and user.name not in names) if before else ()
 
 
 def group_name(word: str) -> str:
-    """Return the name of a group. OCI's gid 9876 is read as `privilege`, as in `cluster user add -g`."""
+    """Return the name of a group. The gid 9876 means `privilege`, as in OCI's own command `cluster user add -g`."""
     return OCI_PRIVILEGE if word == str(OCI_PRIVILEGE_GID) else word
 
 

@@ -99,8 +99,7 @@ def render_rootpw(password: str, salt: bytes) -> str:
 
 
 def slapd_args(layout: SlapdLayout, addresses: Sequence[str], user: str = "") -> list[str]:
-    """Return the arguments of slapd. slapd stays in the foreground and logs to stderr. If root starts it, it changes to
-    `user`."""
+    """Return the arguments of slapd. slapd stays in the foreground, logs to stderr, and runs as `user` if given."""
     urls = " ".join(f"{scheme}{address}/" for address in addresses for scheme in ("ldap://", "ldaps://"))
     as_user = ["-u", user, "-g", user] if user else []
     return ["-d", "stats", "-h", urls, "-f", layout.config, *as_user]

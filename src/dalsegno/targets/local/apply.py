@@ -1,4 +1,4 @@
-"""Carry out a plan on this machine. Every step can be repeated, so the next `up` completes an interrupted one."""
+"""Carry out a plan on this machine. Every step can be repeated, so the next `up` completes an interrupted `up`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from dalsegno.users.slapd import LDAPS_PORT
 
 
 def make_folders(folder: Folder, plan: LocalPlan) -> None:
-    """Create every folder that a daemon needs."""
+    """Create the folders that daemons, hosts and containers need, and the cluster's storage."""
     for path in (folder.root, folder.etc, folder.run, folder.pids, folder.bin, folder.devices, folder.homes):
         make_folder(path)
     make_folder(folder.secret, 0o700)
@@ -73,8 +73,10 @@ def make_folders(folder: Folder, plan: LocalPlan) -> None:
 
 
 def make_devices(folder: Folder, plan: LocalPlan) -> None:
-    """Create a device file for each simulated GPU. Slurm derives CUDA_VISIBLE_DEVICES from the number in the file's
-    name."""
+    """Create the device files of simulated GPUs. All nodes share them.
+
+    Slurm derives CUDA_VISIBLE_DEVICES from the number in the name of a device file.
+    """
     if not plan.placement.gpus_simulated:
         return
     for index in range(max((node.gpus for node in plan.cluster.nodes), default=0)):
@@ -89,8 +91,10 @@ def make_key(folder: Folder) -> None:
 
 
 def make_secrets(folder: Folder, plan: LocalPlan) -> None:
-    """Create the secrets of node agents, and the token for readers of metrics. On loopback ports, also create boot ids,
-    which virtual hosts create themselves."""
+    """Create the missing secrets of node agents, and the token for readers of metrics if there is none.
+
+    On loopback ports, also create missing boot ids. Virtual hosts create theirs when they boot.
+    """
     if not folder.metrics_token.exists():
         write_atomic(folder.metrics_token, secrets.token_hex(32), 0o600)
     for node in plan.cluster.nodes:
@@ -110,7 +114,7 @@ def write_files(folder: Folder, plan: LocalPlan) -> None:
         write_file(folder, name, plan.desired.files[name])
     for node in plan.cluster.nodes:
         if f"hosts/{node.name}/telemetry.json" in plan.write and folder.machine(node.name).exists():
-            write_hardware(folder, node, plan.placement.gpus_simulated)  # a new machine has other GPUs
+            write_hardware(folder, node, plan.placement.gpus_simulated)  # the machine was replaced and has other GPUs
 
 
 def write_file(folder: Folder, name: str, file: File) -> None:
@@ -191,7 +195,7 @@ def _put_files(site: ApplySite, plan: LocalPlan) -> None:
 def _mount_again(site: ApplySite, plan: LocalPlan) -> None:
     """Make running hosts mount the new files in place of the old ones, and wait until they have done so.
 
-    Wait at most MOUNT_TIMEOUT_S. A host that is stopped mounts the files when it is resumed.
+    Wait at most MOUNT_TIMEOUT_S. A suspended host mounts the files when it is resumed.
     """
     folders = [site.folder.host(name) for name in _running_hosts(site, plan)]
     for folder in folders:
@@ -202,7 +206,10 @@ def _mount_again(site: ApplySite, plan: LocalPlan) -> None:
 
 
 def _boot_hosts(site: ApplySite, plan: LocalPlan) -> None:
-    """Boot the missing hosts, and connect them to the network if they are virtual. Their services are started later."""
+    """Boot the missing hosts, connect virtual hosts to the network, change mounts, and undo injected faults.
+
+    Services are started later.
+    """
     missing = [plan.desired.hosts[name] for name in plan.boot]
     if missing:
         site.say(f"booting {len(missing)} host{'s' * (len(missing) > 1)}")
@@ -221,7 +228,7 @@ def _boot_hosts(site: ApplySite, plan: LocalPlan) -> None:
 
 
 def _change_mounts(site: ApplySite, wanted: HostPlan) -> None:
-    """Write the new mounts into the plan of a running host. Its services do not change."""
+    """Make a running host mount what its new plan contains. Its services do not change."""
     folder = site.folder.host(wanted.name)
     with locked(folder / "plan.lock", f"the plan of {wanted.name}", wait_s=5.0):
         if plan := read_plan(folder):
@@ -250,9 +257,10 @@ def _running_hosts(site: ApplySite, plan: LocalPlan) -> dict[str, Process]:
 
 
 def _start_head(site: ApplySite, plan: LocalPlan, state: ClusterState) -> ClusterState:
-    """Start the daemons of the head, the backup controller, slurmrestd and the machine room.
+    """Start the daemons that other daemons need: munged, slapd, the accounting daemons, slurmctld and its backup.
 
-    Each starts when the previous one answers. Return the new state, which records whether slurmdbd knows the cluster.
+    Then start slurmrestd and the machine room. Each daemon starts when the previous one answers. Daemons that the
+    cluster does not have are left out. Return the new state, which records whether slurmdbd knows the cluster.
     """
     head = plan.desired.hosts[plan.cluster.head]
     up = ["munged"]
@@ -305,10 +313,10 @@ def _start_accounting(site: ApplySite, plan: LocalPlan, state: ClusterState, up:
 
 
 def _start_nodes(site: ApplySite, plan: LocalPlan) -> None:
-    """Start slurmd and Dal Segno's controller. slurmctld must already run.
+    """Start slurmd on the nodes and the controller on the head, with all other services except those in LAST.
 
-    Otherwise slurmd would wait a second before its next attempt to register. Other services start later, when the
-    controller answers.
+    slurmctld must already run. Otherwise slurmd would wait a second before its next attempt to register. The services
+    in LAST start when the controller answers.
     """
     _say_if_started(site, plan, "slurmd", f"starting {len(plan.cluster.nodes)} slurmd")
     for host in _head_and_nodes(plan):
@@ -327,7 +335,7 @@ def _head_and_nodes(plan: LocalPlan) -> Sequence[HostPlan]:
 
 
 def _finish(site: ApplySite, plan: LocalPlan, since: float) -> None:
-    if plan.accounting:  # slurmdbd accepts limits on GPUs only after slurmctld has reported them
+    if plan.accounting:  # slurmdbd accepts limits on GPUs only after slurmctld has registered the GPUs there
         update_people(site.slurm, plan.cluster, plan.remove_members, fresh=plan.fresh)
     changed = plan.reconfigure and not plan.unfinished
     if changed or (plan.accounting and any(part.allow_qos for part in plan.cluster.partitions)):
@@ -349,9 +357,9 @@ def _finish(site: ApplySite, plan: LocalPlan, since: float) -> None:
 
 
 def _save_partitions(site: ApplySite, plan: LocalPlan) -> None:
-    """Make slurmctld save its partitions, by setting a value that does not change.
+    """Make slurmctld save its partitions to disk. To do so, set `Hidden` of each partition to its present value.
 
-    Otherwise a backup that takes over would read old partitions from disk, and exit if they name removed nodes.
+    Otherwise a backup that takes over would read the old partitions from disk, and exit if they name removed nodes.
     """
     for partition in plan.cluster.partitions:
         site.slurm.update(PartitionName=partition.name, Hidden="YES" if partition.hidden else "NO")

@@ -86,8 +86,7 @@ class Services:
 
     @property
     def on_cloud(self) -> bool:
-        """Return whether nodes appear to be on a cloud. Only virtual hosts can, because they have their own
-        networks."""
+        """Return whether nodes appear to be on a cloud. This needs virtual hosts, because each has its own network."""
         return self.cluster.local.cloud != "none" and self.placement.hosts != LOOPBACK
 
     def metadata_service(self, node: str) -> Service:
@@ -97,7 +96,7 @@ class Services:
     def munged(self) -> Service:
         run, secret = self.folder.run, self.folder.secret
         # Without --force, munged refuses a path with a parent folder that others may not enter, such as a home of mode
-        # 0750. This is safe here, because only the socket's own folder matters, and the cluster owns it.
+        # 0750. `--force` is safe here, because only the socket's own folder matters, and the cluster owns it.
         return self._service(
             "munged",
             [
@@ -109,7 +108,7 @@ class Services:
         )  # fmt: skip
 
     def mariadbd(self) -> Service:
-        """Return the service of the database. Its socket is in a folder of mode 0700."""
+        """Return the service of the database. Its socket is in a folder that only the cluster's owner can enter."""
         secret = self.folder.secret
         options = mariadbd_options(self.machine.user, secret, self.folder.etc / "database.sql", data="db")
         return self._service("mariadbd", options)
@@ -169,10 +168,10 @@ class Services:
         return service if node == host else replace(service, name=f"node-agent:{node}")
 
     def slurmrestd(self, host: str) -> Service:
-        """Return the service of slurmrestd, which refuses to run as root or as SlurmUser.
+        """Return the service of slurmrestd, which refuses to run as root.
 
-        So root starts slurmrestd as `nobody`, who can read everything in Slurm and change nothing. The socket of
-        slurmrestd (rest_auth/local) accepts only root and `nobody`.
+        So root starts slurmrestd as `nobody`, who can read everything in Slurm and change nothing. In a cluster without
+        root, slurmrestd runs as the cluster's owner. Its socket (rest_auth/local) accepts only root and this user.
         """
         nobody = versions.user_word("nobody", self._slurm)
         as_root = ["-u", nobody, "-g", str(versions.NOBODY_UID)] if self.machine.is_root else []
@@ -254,8 +253,8 @@ def start_and_wait(
 ) -> None:
     """Make a host start these services, and wait until the service `name` answers.
 
-    Raise an error with the end of that service's log if the service or its host dies meanwhile, or if it does not
-    answer in time.
+    Raise an error with the end of a log if the service or its host dies meanwhile, or if the service does not answer in
+    time.
     """
     asked_at, timeout_s = time.time(), START_TIMEOUT_S * slowness() if timeout_s is None else timeout_s
     start_services(plan, names)
@@ -286,8 +285,8 @@ def wait_until_started(hosts: Iterable[HostPlan]) -> None:
 
 
 def _answers(ready: Callable[[], bool]) -> bool:
-    """Return whether the daemon answers. An error of the request is ignored, because the daemon's log is more
-    useful."""
+    """Return whether the daemon answers. A failed request counts as no answer: if the daemon never answers, its log is
+    reported instead."""
     try:
         return ready()
     except DalsegnoError:

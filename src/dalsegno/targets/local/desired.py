@@ -65,8 +65,10 @@ CREDENTIAL_S = 30  # lifetime of job credentials; short, because Slurm delays a 
 
 
 def slurm_layout(cluster: Cluster, folder: Folder, placement: Placement, machine: MachineFacts) -> Layout:
-    """Return the paths and addresses that Slurm's files are rendered from. Daemons log to stderr, which their host
-    writes to a file."""
+    """Return the paths, addresses and settings of this machine that Slurm's files are rendered from.
+
+    Daemons log to stderr, which their host writes to a file.
+    """
     loopback = placement.hosts == LOOPBACK
     tracked = machine.cgroups.version > 0 and not loopback
     held = tuple(name for name, why_not in limits(cluster, placement, machine).items() if not why_not)
@@ -131,8 +133,8 @@ def limits_sentence(cluster: Cluster, placement: Placement, machine: MachineFact
 def _cgroups(machine: MachineFacts, tracked: bool, held: tuple[str, ...]) -> Cgroups:
     """Return the settings of cgroup.conf.
 
-    If processes are not tracked on a machine with cgroup v2, there is no plugin, because Slurm's plugin needs folders
-    that only root can create.
+    If processes are not tracked, Slurm's cgroup plugin is switched off, because its version for cgroup v2 needs folders
+    that only root can create. On a machine with cgroup v1, Slurm chooses the plugin.
     """
     if not tracked:
         return Cgroups(plugin="none" if machine.cgroups.version != 1 else "")
@@ -167,9 +169,9 @@ def images_folder(cluster: Cluster, folder: Folder) -> Path:
 
 
 def jobs_images(cluster: Cluster, folder: Folder) -> str:
-    """Return the folder where jobs find images by name; "" if each user has their own folder.
+    """Return the folder where jobs find images by name; "" if containers are off or each user has their own folder.
 
-    Jobs may also import images into it, if the cluster allows that.
+    Jobs also import images into this folder, if their user may write to it.
     """
     listed = cluster.containers.images or cluster.containers.folder
     return str(images_folder(cluster, folder)) if cluster.containers.enabled and listed else ""
@@ -210,8 +212,11 @@ DISK_MIB = 64  # size of a virtual host's disk, which stores only the scripts an
 def host_plans(
     cluster: Cluster, folder: Folder, placement: Placement, machine: MachineFacts, services: Services
 ) -> list[HostPlan]:
-    """Return the plan of each host. On loopback ports, one host runs every daemon. Otherwise there are a switch, the
-    head, and one virtual host for each other machine."""
+    """Return the plan of each host. On loopback ports, one host runs the daemons of the head and of all nodes.
+
+    Otherwise there are the switch and a virtual host for each head, login node and compute node. In both cases,
+    slurmrestd and the machine room run on hosts of their own, which are not virtual.
+    """
     plans = _host_plans(cluster, folder, placement, machine, services)
     return [_with_cgroups(plan, folder, machine, {node.name for node in cluster.nodes}) for plan in plans]
 
@@ -336,7 +341,8 @@ def _slurm_files(cluster: Cluster, folder: Folder, placement: Placement, machine
         "etc/slurm.conf": File(render_slurm_conf(without_own_programs(cluster, placement), layout, version)),
         "etc/gres.conf": File(render_gres_conf(cluster, layout, version)),
         "etc/cgroup.conf": File(render_cgroup_conf(cluster, layout, version)),
-        # This file is needed even without containers, because Slurm reads any plugstack.conf beside slurm.conf.
+        # Without containers, this file is empty. It replaces the one of an earlier `up` with containers, which Slurm
+        # would still read.
         "etc/plugstack.conf": File(render_plugstack_conf(cluster, layout, version)),
         f"etc/{HEALTH}": File(settings_text(cluster.health)),
     }

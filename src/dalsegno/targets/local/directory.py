@@ -101,7 +101,8 @@ def make_directory(runner: Runner, folder: Folder, cluster: Cluster, placement: 
 
 
 def _make_certificates(runner: Runner, folder: Folder, cluster: Cluster, address: str) -> None:
-    """Create a CA and slapd's certificate. If the name or the address of the head has changed, create them again."""
+    """Create a CA and slapd's certificate. If the name or the address of the head has changed, the same CA signs a new
+    certificate."""
     tls, ca_key, known = folder.ldap / "tls", folder.secret / "ldap-ca.key", f"{cluster.head} {address}\n"
     if read_text(tls / "names") == known and folder.ldap_ca.exists():
         return
@@ -125,9 +126,10 @@ def _openssl(runner: Runner, argv: list[str]) -> None:
 
 
 def _give_to_slapd(path: Path) -> None:
-    """Let slapd write to its database and read its other files. Nobody else can enter the folder.
+    """Let slapd write to its database and read its other files. Only slapd and root can enter the folder.
 
-    Root keeps the other folders, because root writes to them. Only slapd and root can read the files with secrets.
+    All folders except the database's still belong to root, because root writes to them. Only slapd and root can read
+    the files with secrets.
     """
     owner = _owner()
     if owner is None:

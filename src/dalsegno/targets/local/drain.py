@@ -1,4 +1,4 @@
-"""Drain nodes and wait for their jobs before the nodes are removed, and wait for new nodes to register with Slurm."""
+"""Drain nodes before they are removed, set lost nodes down, and wait until all nodes have registered with Slurm."""
 
 from __future__ import annotations
 
@@ -61,8 +61,7 @@ def _jobs_on_removed(slurm: SlurmClient, nodes: set[str], partitions: set[str]) 
 
 
 def _refuse_unknown_jobs(plan: LocalPlan, folder: Folder) -> None:
-    """Raise an error if slurmctld does not answer while hosts to be removed still run, because it is unknown which jobs
-    they run."""
+    """Raise an error if slurmctld does not run but hosts to be removed do, because the jobs on them are unknown."""
     alive = [name for name in plan.remove_nodes if host_process(folder.host(name)) is not None]
     if alive:
         raise TargetError(
@@ -87,7 +86,7 @@ def set_down_and_wait(slurm: SlurmClient, nodes: Sequence[str], folder: Folder) 
 
 
 def wait_for_nodes(slurm: SlurmClient, plan: LocalPlan, folder: Folder, since: float) -> None:
-    """Wait until every node has registered. Resume the nodes whose hosts were booted again."""
+    """Wait until every node has registered. Resume nodes that are back, such as those whose hosts were booted again."""
     wanted = {node.name for node in plan.cluster.nodes}
     in_service = {node.name for node in plan.cluster.nodes if not node.spare}
     set_down = lost_nodes(plan)

@@ -45,7 +45,7 @@ def faults_of(folder: Folder, node: str) -> list[FaultRecord]:
 
 
 def only_in_hardware(folder: Folder, node: str) -> bool:
-    """Return whether all lasting faults of a node are in its simulated hardware.
+    """Return whether all lasting faults of a node are in its simulated hardware or in other telemetry.
 
     A restart of daemons does not affect such faults, so a plan that restarts daemons need not clear them.
     """

@@ -59,7 +59,7 @@ class Folder(ClusterFolder):
     @property
     def devices(self) -> Path:
         """The folder of simulated GPUs' device files. It is outside the state folder if the state folder's path
-        contains a blank, which Slurm does not accept."""
+        contains a blank, because Slurm accepts no blank in the path of a device file."""
         if not any(letter.isspace() for letter in str(self.root)):
             return self.root / "dev"
         uid = os.geteuid()
@@ -87,8 +87,7 @@ class Folder(ClusterFolder):
         return self.root / "hosts" / name
 
     def spool(self, node: str) -> Path:
-        """The spool folder of a node's slurmd. On a virtual host, the folder is on a disk that is lost with the
-        host."""
+        """The spool folder of a node's slurmd. On a virtual host, the folder is empty after each boot."""
         return self.host(node) / "spool"
 
     def telemetry(self, node: str) -> Path:
@@ -129,7 +128,7 @@ class Folder(ClusterFolder):
 
     @property
     def exporter_password(self) -> Path:
-        """The password of node_exporters, which Prometheus sends to every node."""
+        """The file with the password of node_exporters, which Prometheus sends to every node."""
         return self.monitor / "exporter-password"
 
     @property
@@ -139,7 +138,7 @@ class Folder(ClusterFolder):
 
     @property
     def ldap(self) -> Path:
-        """A folder with the settings and data of slapd. Only slapd and the cluster's owner can enter it."""
+        """A folder with the settings and data of slapd. Only slapd and root can enter it."""
         return self.root / "ldap"
 
     @property
@@ -149,7 +148,7 @@ class Folder(ClusterFolder):
 
     @property
     def ldap_ca(self) -> Path:
-        """The certificate of the CA that signed the directory's certificate. Every host may read it."""
+        """The certificate of the CA that signed the directory's certificate. Every user may read it."""
         return self.etc / "ldap-ca.pem"
 
     @property
@@ -169,14 +168,16 @@ class Folder(ClusterFolder):
         return self.host(host) / f"{service}.log"
 
     def check(self, nodes: Sequence[str] = ()) -> None:
-        """Raise an error if Slurm, MariaDB or a socket cannot use a path in the folder. Call this before anything is
-        created."""
+        """Raise an error if Slurm, munge or MariaDB cannot use the folder's path, or if a socket's path is too long.
+
+        Call this before anything is created.
+        """
         if unusable := sorted({letter for letter in str(self.root) if letter in UNUSABLE or not letter.isprintable()}):
             raise TargetError(
                 f"Slurm and MariaDB cannot use the folder {str(self.root)!r}: its path contains {unusable[0]!r}",
                 hint="set DALSEGNO_HOME to another folder",
             )
-        # slurmstepd's socket has the longest path, which consists of the spool folder, the node, the job and the step.
+        # The path of slurmstepd's socket consists of the spool folder, the node, the job and the step.
         steps = [str(self.spool(node) / f"{node}_{2**32}.{2**32}") for node in nodes]
         longest = max(map(str, [self.munge_socket, self.controller_socket, self.room_socket, *steps]), key=len)
         if len(longest) > SOCKET_PATH_MAX:
@@ -201,7 +202,7 @@ class ApplyStage(Enum):
 
 @dataclass(frozen=True)
 class ClusterState:
-    """The content of the state file. `phase` says how far the last command got.
+    """The content of the state file. `phase` says how far the last `up` or `down` got.
 
     `registered` says whether slurmdbd knows the cluster. `owner` is the uid of the person who created the cluster, with
     or without sudo.

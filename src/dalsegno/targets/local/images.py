@@ -39,8 +39,8 @@ def import_all(folder: Path, images: Iterable[str], say: Say, cluster: str) -> N
 
 
 def failure(cluster: str, failed: Sequence[tuple[str, DalsegnoError]]) -> TargetError:
-    """Return one error for all failed images. If they have the same hint, give it once; otherwise give a hint for
-    each."""
+    """Return one error for all failed images. A hint that all failures share is given once. Otherwise each failure has
+    its own hint."""
     hints = {error.hint for _, error in failed}
     shared = hints.pop() if len(hints) == 1 else ""
     own = [f" ({error.hint})" if error.hint and not shared else "" for _, error in failed]

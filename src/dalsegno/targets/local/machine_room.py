@@ -55,7 +55,10 @@ def reboot(nodes: LocalNodes, node: str) -> None:
 
 
 def replace(nodes: LocalNodes, node: str) -> None:
-    """Replace the machine of a node. The new machine has other GPUs, another secret and an empty disk."""
+    """Replace the machine of a node. The new machine has another secret and empty disks.
+
+    It also has other GPUs, unless an injected fault makes it have the old ones.
+    """
     power_off(nodes, node)
     remove_tree(nodes.folder.spool(node))
     make_folder(nodes.folder.spool(node))
@@ -83,7 +86,7 @@ ACTIONS = (*WORK, "power", "inject", "daemons", "user")
 
 @dataclass(frozen=True)
 class RoomFault:
-    """A fault to inject. `code` is its code, if it has one."""
+    """A fault to inject. `code` is the Xid of the fault `xid`; None for other faults."""
 
     name: str
     code: int | None = None
@@ -102,7 +105,7 @@ def main(arguments: list[str]) -> int:
 
 
 class HostControlServer:
-    """The server of the machine room. Each caller has its own thread, but each node has only one request at a time.
+    """The server of the machine room. Each caller has its own thread, but only one request at a time acts on a node.
 
     It is not a `RequestServer` (`wire/requests.py`), which answers one request after the other: here a request takes up
     to a minute, and several nodes boot at the same time. Only root and the cluster's owner can connect. While too many
@@ -171,7 +174,8 @@ class HostControlServer:
         return {"ok": True, "on": nodes.is_on(node), "boot": boot}
 
     def do(self, action: str, node: str) -> dict[str, Any]:
-        """Carry out an action on a node and return its power state. Wait while another action on the same node runs."""
+        """Carry out an action on a node and return the node's power state. Actions on the same node wait for each
+        other."""
         with self.busy[node], self._excluding_up_and_down():
             nodes = open_nodes(LocalRunner(), self.folder)
             nodes.node(node)
@@ -181,7 +185,8 @@ class HostControlServer:
         return self.power(node)
 
     def inject(self, node: str, fault: RoomFault) -> dict[str, Any]:
-        """Inject a fault into a node. The server of the web page needs this, because it runs inside the head."""
+        """Inject a fault into a node. Programs inside a host, such as the observer, need this, because they cannot
+        reach the other hosts."""
         from dalsegno.inject.faults import FaultOptions, check_options, find_fault
         from dalsegno.inject.injection import inject
 
@@ -196,7 +201,7 @@ class HostControlServer:
 
     @contextlib.contextmanager
     def _excluding_up_and_down(self) -> Any:
-        """Make `up` and `down` wait until a request is done. If one of them already runs, refuse the request."""
+        """Make `up` and `down` wait until a request is done. If `up` or `down` already runs, refuse the request."""
         with locked(self.folder.node_lock, f"{self.folder.name}", shared=True):
             with locked(self.folder.lock, f"{self.folder.name}", shared=True):
                 pass  # no `up` or `down` runs now, and one that starts later waits for the node lock
@@ -260,7 +265,7 @@ class HostControlClient:
         return str(self._ask("user", str(uid))["name"])
 
     def dead_daemons(self) -> list[DaemonStatus]:
-        """Return the daemons that should run on any host and do not."""
+        """Return the daemons of all hosts that should run and do not."""
         return [DaemonStatus(host, name, False, detail) for host, name, detail in self._ask("daemons", "")["dead"]]
 
     def read_logs(self, node: str) -> dict[str, str]:

@@ -40,7 +40,7 @@ def items(telemetry: Telemetry) -> dict[str, str]:
 
 @dataclass
 class InstanceMetadataService:
-    """Answers requests like version 2 of EC2's service: only from callers that have requested a token."""
+    """Answers requests as version 2 of EC2's service does: a caller must request a token first."""
 
     telemetry: Path
     token: str = field(default_factory=lambda: secrets.token_hex(16))

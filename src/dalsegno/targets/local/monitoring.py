@@ -85,8 +85,8 @@ class MonitorServices:
         return [self._prometheus(), self._alertmanager(), own]
 
     def compute(self, node: str, host: str) -> list[Service]:
-        """Return node_exporter for a node. On loopback ports it serves only the node's own file, because the
-        node_exporter of the head already serves the machine's metrics."""
+        """Return node_exporter for a node. On loopback ports it serves only the metrics of the node's agent, because
+        the node_exporter of the head already serves the machine's metrics."""
         few = ["--collector.disable-defaults", "--collector.textfile"]
         collectors = few if self.loopback else ["--collector.processes"]
         service = self._exporter(
@@ -97,7 +97,7 @@ class MonitorServices:
     def _prometheus(self) -> Service:
         settings = [
             text for name, text in sorted(self.files.items()) if name != TARGETS
-        ]  # the targets are left out, because a change of them needs no restart
+        ]  # the targets are left out, because a change to them needs no restart
         at, data = self.layout.prometheus, self.folder.monitor / "data/prometheus"
         arguments = [
             f"--config.file={self.folder.monitor / CONFIG}", f"--storage.tsdb.path={data}",
@@ -155,7 +155,7 @@ def make_monitor_folders(folder: Folder) -> None:
 
 
 def check_secret_files(cluster: Cluster) -> None:
-    """Raise TargetError if anyone but the owner can read a secret file that the cluster file names."""
+    """Raise TargetError if a secret file that the cluster file names cannot be read, or is open to other users."""
     for name in secret_files(cluster.monitoring):
         try:
             about = os.stat(name)

@@ -35,7 +35,7 @@ def plug_in(
     if BRIDGE not in inside:
         run_ip(runner, [f"link add {BRIDGE} type bridge", f"link set {BRIDGE} up"], switch_pid)
     if UPLINK not in inside:
-        # the link was left by a dead switch; the kernel may be removing it at the same time
+        # A dead switch may have left a link behind. The kernel may be removing it at the same time.
         _delete(runner, placement.link)
         run_ip(runner, _machine_cable(placement, switch_pid))
     run_ip(runner, [f"link set {UPLINK} master {BRIDGE} up"], switch_pid)

@@ -99,7 +99,7 @@ def open_nodes(runner: Runner, folder: Folder, *, read_only: bool = False) -> Lo
 
 
 def hold(nodes: LocalNodes, node: str, names: Collection[str], held: bool) -> None:
-    """Stop the node's host from starting these services; if `held` is false, allow it again."""
+    """Keep the node's host from starting these services; if `held` is false, let the host start them again."""
     folder = nodes.folder.host(nodes.host_name(node))
     with locked(folder / "plan.lock", f"the plan of {nodes.host_name(node)}", wait_s=5.0):
         plan = read_plan(folder)
@@ -198,8 +198,8 @@ def _half_booted(nodes: LocalNodes, plan: str) -> list[Process]:
 
 
 def _kill_all(nodes: LocalNodes, node: str) -> None:
-    """Kill the daemons and job tasks of a node on loopback ports. The supervisor keeps running, because all nodes share
-    it."""
+    """Kill the daemons and job tasks of a node on loopback ports. The host that runs them stays up, because all nodes
+    share it."""
     names = [nodes.service(node, name) for name in NODE_SERVICES]
     hold(nodes, node, names, True)
     end([*service_processes(nodes, node, names), *tasks_of(nodes, node)])

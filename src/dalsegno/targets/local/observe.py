@@ -40,7 +40,7 @@ from dalsegno.users.accounts import AccountSet
 
 
 def observe(folder: Folder, state: ClusterState | None, wanted: Desired, slurm: SlurmClient) -> Observed:
-    """Return everything that a plan is computed from. Nothing is changed."""
+    """Return the present state of a cluster for a plan, except its images and accounts. Nothing is changed."""
     if state is None:
         return Observed()
     hosts = host_folders(folder)
@@ -87,7 +87,7 @@ def _living_jobs(folder: Folder, slurm: SlurmClient) -> tuple[JobInfo, ...]:
 
 
 def read_directory(folder: Folder, state: ClusterState | None, wanted: Cluster) -> AccountSet | None:
-    """Return the accounts in the cluster's LDAP directory; None if its server does not run."""
+    """Return the accounts in the cluster's LDAP directory; None without a directory, or if slapd does not run."""
     if state is None or not wanted.directory.ldap:
         return None
     server = service_facts(folder.host(wanted.head)).get("slapd")
@@ -108,7 +108,7 @@ def running_jobs(slurm: SlurmClient) -> tuple[RunningJob, ...]:
 
 
 def read_status(folder: Folder, slurm: SlurmClient) -> ClusterStatus:
-    """Return the status of the cluster. This works even if the cluster is broken."""
+    """Return the status of the cluster. Dead daemons and a silent slurmctld are reported as problems."""
     state = read_state(folder)
     applied = read_applied(folder)
     if state is None:
@@ -181,7 +181,7 @@ def _facts(state: ClusterState, applied: Cluster | None) -> dict[str, str]:
 
 
 def _ask(slurm: SlurmClient) -> tuple[list[NodeInfo], Sequence[JobInfo] | None, list[str]]:
-    """Return Slurm's nodes and jobs, and a sentence for each request that failed or whose answer could not be read."""
+    """Return Slurm's nodes and jobs, and a sentence if slurmctld does not answer or some jobs could not be read."""
     try:
         nodes, queue = slurm.nodes(), slurm.queue()
         odd = f"{queue.unreadable} jobs of Slurm's queue could not be read, and are not shown"
@@ -191,7 +191,10 @@ def _ask(slurm: SlurmClient) -> tuple[list[NodeInfo], Sequence[JobInfo] | None, 
 
 
 def _daemons(folder: Folder) -> tuple[DaemonStatus, ...]:
-    """Return the daemons in the plans of all hosts, and whether each of them runs. slurmd and node agents come last."""
+    """Return the daemons of all hosts, and whether each of them runs. The services of nodes come last.
+
+    A host without daemons is listed only if it is off.
+    """
     found = []
     for path in host_folders(folder):
         services = _services(path)
@@ -260,7 +263,7 @@ def _injected(folder: Folder) -> list[str]:
 
 
 def _off(folder: Folder, placement: Placement) -> frozenset[str]:
-    """Return the hosts that are off. Slurm notices this only later."""
+    """Return the virtual hosts that are off. Slurm notices this only later."""
     names = () if placement.hosts == LOOPBACK else placement.addresses
     return frozenset(name for name in names if not _is_alive(folder, name))
 
@@ -268,7 +271,7 @@ def _off(folder: Folder, placement: Placement) -> frozenset[str]:
 def _nodes(
     applied: Cluster | None, seen: list[NodeInfo], placement: Placement, off: frozenset[str]
 ) -> tuple[NodeStatus, ...]:
-    """Return all nodes that the cluster file or Slurm knows, with their state in Slurm."""
+    """Return all nodes that the cluster file or Slurm knows, with their state in Slurm, or `off`."""
     ports = placement.ports if placement.hosts == LOOPBACK else {}
     addresses = {
         name: f"{address}:{ports[name]}" if name in ports else address for name, address in placement.addresses.items()

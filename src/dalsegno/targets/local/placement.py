@@ -1,5 +1,7 @@
-"""Assign each host its place on this machine: address, port and GPUs. A host keeps its place from one `up` to the next.
-Pure."""
+"""Assign each host its place on this machine: address, port and GPUs. Pure.
+
+A host keeps its address and port from one `up` to the next. Real GPUs are assigned again by each `up`.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ VIRTUAL, LOOPBACK = "virtual", "loopback"
 SWITCH = "switch"
 BACKUP = "head-backup"
 REST = "rest"  # host of slurmrestd, which identifies callers by PID and so needs the machine's PID namespace
-SHELL = "shell"  # the host name of a shell on the head or a login node that uses the machine's own network
+SHELL = "shell"  # host name of a shell that runs on the head or a login node, but uses the machine's own network
 ROOM = "machine-room"  # the machine room runs outside all other hosts, because it boots them
 SUBNETS = ipaddress.IPv4Network("10.192.0.0/10")  # the upper quarter of 10/8, rarely used by offices and clouds
 SUBNET_BITS = 20
@@ -32,7 +34,7 @@ HOSTS_MAX = 1000  # maximum number of hosts; a Linux bridge has at most 1023 por
 
 @dataclass(frozen=True)
 class Placement:
-    """The assigned places. They stay the same while the cluster exists."""
+    """The assigned places. Addresses, ports and ids stay the same while the cluster exists."""
 
     hosts: str  # kind of hosts: "virtual" or "loopback"
     subnet: str = ""
@@ -67,10 +69,10 @@ def host_names(cluster: Cluster) -> list[str]:
 
 
 def outside_hosts(cluster: Cluster, placement: Placement, machine: str) -> dict[str, str]:
-    """Return the hosts that use Slurm's commands from the machine's own network, with their addresses.
+    """Return the host names under which srun runs in the machine's own network, with the machine's address.
 
-    These are the machine itself, and a shell on the head or a login node. slurmctld uses their names to connect to the
-    sruns on them.
+    These are the name of the machine, and the name of a shell on the head or a login node. slurmctld connects to each
+    srun by such a name.
     """
     if placement.hosts == LOOPBACK:
         return {}
@@ -93,8 +95,11 @@ def exporter_port(host: str) -> str:
 
 
 def choose_hosts(cluster: Cluster, machine: MachineFacts) -> str:
-    """Return "virtual" if this user may create virtual hosts, otherwise "loopback". Raise an error if the cluster file
-    requires virtual hosts and this user cannot create them."""
+    """Return "virtual" or "loopback", whichever the cluster file requires.
+
+    If the file requires neither, return "virtual" if this user can create virtual hosts, else "loopback". Raise an
+    error if the file requires virtual hosts and this user cannot create them.
+    """
     wish = cluster.local.hosts
     able = machine.is_root and machine.namespaces
     if wish == VIRTUAL and not able:
@@ -107,7 +112,7 @@ def choose_hosts(cluster: Cluster, machine: MachineFacts) -> str:
 def place(
     cluster: Cluster, machine: MachineFacts, folder_id: str, before: Placement | None, free: Free, devices: str
 ) -> Placement:
-    """Return a place for every host; hosts of a running cluster keep theirs."""
+    """Return the placement of the cluster. Hosts in the placement `before` keep their addresses and ports."""
     hosts = before.hosts if before else choose_hosts(cluster, machine)
     if before and cluster.local.hosts not in ("auto", before.hosts):
         raise TargetError(
@@ -124,8 +129,8 @@ def place(
 
 
 def _place_people(cluster: Cluster, base: Placement, free: Free) -> Placement:
-    """Return the placement with ids for users and groups. Raise an error if one of them would get the account of
-    somebody else."""
+    """Return the placement with ids for users and groups. Raise an error if a new user or group would get the rights of
+    an existing one."""
     check_people(cluster.users, free.people, base.uids, cluster.groups)
     in_use = free.directory.ids | free.other_ids
     uids = assign_uids(cluster.users, free.people, base.uids, in_use)
@@ -211,8 +216,11 @@ def _place_loopback(cluster: Cluster, base: Placement, free: Free) -> Placement:
 
 
 def _place_gpus(cluster: Cluster, machine: MachineFacts, base: Placement, devices: str) -> Placement:
-    """Return the placement with GPUs: real ones in order if there are enough for all nodes, else simulated ones for
-    all."""
+    """Return the placement with real GPUs for all nodes, in order, or with simulated GPUs for all nodes.
+
+    The GPUs are real if the machine has enough for all nodes and the cluster file does not require simulated ones.
+    Raise an error if the file requires real GPUs and there are too few.
+    """
     total = sum(node.gpus for node in cluster.nodes)
     enough = 0 < total <= len(machine.gpu_files)
     if cluster.local.gpus == "real" and not enough:

@@ -40,7 +40,7 @@ class Observed:
     unbound: tuple[str, ...] = ()  # hosts that have lost their own user, group or hosts file, or their storage
     binds: Mapping[str, tuple[tuple[str, str], ...]] = field(default_factory=dict)  # host -> its bind mounts
     images: frozenset[str] = frozenset()  # imported images
-    accounts: AccountSet = field(default_factory=AccountSet)  # accounts of the cluster since the last `up`
+    accounts: AccountSet = field(default_factory=AccountSet)  # accounts that the cluster has so far
     directory: AccountSet = field(default_factory=AccountSet)  # accounts in the cluster's LDAP directory
 
 
@@ -79,7 +79,7 @@ class LocalPlan:
     limits: str = ""  # sentence about limits on jobs; `plan` shows it, `up` does not
     containers: bool | None = None  # whether containers are being switched on (true) or off (false); None if unchanged
     no_containers: str = ""  # why containers are off, if the cluster file leaves the choice to the machine
-    monitor_switch: bool | None = None  # true for `dalsegno monitor up`, false for `down`, else None
+    monitor_switch: bool | None = None  # true for `dalsegno monitor up`, false for `monitor down`, else None
     only_user: str = ""  # the account that all jobs run as on loopback ports
 
     @property
@@ -196,9 +196,9 @@ def _differs(file: File, found: str | None) -> bool:
 
 
 def _reservation_names(before: Cluster | None, wanted: Cluster) -> tuple[str, ...]:
-    """Return the reservations that may exist: those of the last file, and those of this file.
+    """Return the reservations that may exist: those of the last complete `up`, and those of the present cluster file.
 
-    An interrupted `up` may have created some reservations of this file.
+    An interrupted `up` may have created some reservations of the present file.
     """
     names = [item.name for cluster in (before, wanted) if cluster for item in cluster.reservations]
     return tuple(dict.fromkeys(names))
@@ -215,7 +215,7 @@ def _jobs_on_removed(
 
 
 def _people(cluster: Cluster) -> object:
-    """Return the parts of the cluster file about people that Slurm's database stores."""
+    """Return the accounts, users and QOS, without the settings of users that Slurm's database does not store."""
     members = [
         replace(user, uid=None, groups=(), allow_privileged=(), ssh_keys=(), full_name="", added=False)
         for user in cluster.users

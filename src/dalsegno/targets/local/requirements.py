@@ -19,8 +19,10 @@ ACCOUNTING = ("slurmdbd", "mariadbd", "mariadb-install-db")
 
 
 def check_packages(cluster: Cluster, machine: MachineFacts, prometheus: bool) -> None:
-    """Raise an error if a program that this cluster needs is missing, or if other users can read a file with a
-    secret."""
+    """Raise an error if a program or a Python package that this cluster needs is missing.
+
+    If Prometheus is on, also raise one if a file with a secret of `monitoring.alerts` is open to other users.
+    """
     programs = [
         *ALWAYS,
         *(ACCOUNTING if cluster.slurm.accounting else ()),
@@ -49,8 +51,9 @@ def resolve_containers(
 ) -> tuple[Cluster, str]:
     """Return the cluster with containers switched on or off, and the reason why this machine cannot run containers.
 
-    If the cluster file does not say whether to use containers, this machine decides. The reason is "" if the machine
-    can run them, or if the file decides.
+    If the cluster file does not say whether to use containers, they are on if this machine can run them. The reason is
+    "" if the machine can run them, or if the file decides. Raise an error if the file requires containers and packages
+    for them are missing.
     """
     if cluster.containers.enabled is False:
         return cluster, ""

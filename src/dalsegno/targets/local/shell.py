@@ -27,8 +27,7 @@ CHANGE_FOLDER = 'cd -- "$1" 2>/dev/null || cd /; shift; exec "$@"'
 
 
 def user_env(folder: Folder, env: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables to set: slurm.conf, the cluster's name, the socket of its controller, and PATH with the
-    cluster's commands first."""
+    """Return the variables that make a shell use the cluster. PATH has the cluster's commands first."""
     rest = [part for part in env.get("PATH", os.defpath).split(os.pathsep) if part and part != str(folder.bin)]
     return {
         **slurm_env(folder),
@@ -55,7 +54,8 @@ def enter(
 
 
 def _person_env(folder: Folder, user: str, env: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of another user. Root's variables are left out, because they may be secret."""
+    """Return the environment of another user. Of root's variables, only those of the terminal, the locale and the time
+    zone are kept, because others may be secret."""
     person = _person(folder, user)
     plain = {name: env[name] for name in ("TERM", "LANG", "LC_ALL", "TZ") if name in env}
     return {**plain, "USER": user, "LOGNAME": user, "HOME": person.home, "SHELL": person.shell}
@@ -91,10 +91,10 @@ def person_name(folder: Folder, uid: int) -> str:
 
 
 def entry_command(folder: Folder, cwd: str, *, host: str | None = None, user: str | None = None) -> list[str]:
-    """Return the arguments to put before a command, so that it runs on the login node, the head or `host`.
+    """Return the arguments to put before a command, so that it runs on `host`, or else on the first login node or the
+    head.
 
-    The list is empty for a user without root rights and for loopback hosts, because there the environment is
-    sufficient.
+    The list is empty if the caller is not root or if the nodes are on loopback ports. The environment then suffices.
     """
     state = read_state(folder)
     virtual = state is not None and state.placement.hosts == VIRTUAL
@@ -138,14 +138,14 @@ RESUME = "dalsegno-resume"
 
 
 def own_command() -> str:
-    """Return a script that starts `dalsegno` with this Python. It works for every user who can read Dal Segno and the
+    """Return a script that starts `dalsegno` with this Python. It works for every user who can read Dal Segno and this
     Python."""
     return f'#!/bin/sh\nexec {join(own_argv())} "$@"\n'
 
 
 def resume_command() -> str:
-    """Return a script that replaces srun for `--auto-resume=1`. If the user cannot read this Python, it runs the real
-    srun."""
+    """Return a script that replaces srun for `--auto-resume=1`. If the user cannot execute this Python, the script runs
+    the real srun."""
     from dalsegno.runs.auto_resume.decide import NOTES  # this import takes 0.03 s, and only `up` needs it
 
     words = list(launcher())

@@ -67,8 +67,8 @@ def homes_here(cluster: Cluster, folder: Folder) -> Path:
 
 
 def slurm_programs(cluster: Cluster, folder: Folder, placement: Placement) -> Programs:
-    """Return the programs that Slurm starts for scratch folders. On loopback ports there are none, because nodes have
-    no disks."""
+    """Return the programs that Slurm starts for scratch folders. On loopback ports there are none, because nodes there
+    have no disks of their own."""
     if scratch_of(cluster) is None or placement.hosts == LOOPBACK:
         return Programs()
     paths = {name: str(folder.bin / name) for name in (PROLOG, EPILOG, TASK_PROLOG)}
@@ -91,9 +91,10 @@ def shown_in_containers(cluster: Cluster, folder: Folder, placement: Placement) 
 
 
 def without_own_programs(cluster: Cluster, placement: Placement) -> Cluster:
-    """Return the cluster. If it has scratch, leave out raw Slurm settings that name programs, such as `Prolog`.
+    """Return the cluster without the raw Slurm settings that name programs, such as `Prolog`.
 
-    Slurm starts our programs instead, and our programs then start those that the settings named.
+    Slurm starts our programs instead, and our programs then start those that the settings named. If Slurm starts no
+    programs of ours, because the nodes have no scratch folders, return the cluster unchanged.
     """
     if scratch_of(cluster) is None or placement.hosts == LOOPBACK:
         return cluster
@@ -140,7 +141,10 @@ def _has_content(path: Path) -> bool:
 
 
 def check_storage(cluster: Cluster, folder: Folder, placement: Placement, mountinfo: str) -> None:
-    """Raise an error if this machine cannot provide the storage, or if a mount would hide files that the hosts need."""
+    """Raise an error if this machine cannot provide the storage, or not safely.
+
+    For example, a mount could hide files that the hosts need, or users could replace a folder in which root works.
+    """
     for storage in cluster.storage:
         if storage.type == "existing":
             _check_existing(storage, mountinfo)
@@ -304,7 +308,7 @@ def make_homes(homes: Path, users: Iterable[PosixUser]) -> None:
 
 
 def foreign_homes(cluster: Cluster, folder: Folder, placement: Placement, users: Sequence[User]) -> list[str]:
-    """Return a sentence for each home on existing storage that belongs to somebody else."""
+    """Return a sentence for each user whose home folder already exists and belongs to somebody else."""
     found = []
     for name in (user.name for user in users if user.name in placement.uids):
         with contextlib.suppress(OSError):
@@ -332,6 +336,6 @@ def lost_homes(cluster: Cluster | None, folder: Folder) -> tuple[str, ...]:
 
 
 def lost_storage(cluster: Cluster | None, folder: Folder) -> tuple[str, ...]:
-    """Return the storage with files in it, except home folders."""
+    """Return the storage in the state folder that has files in it, except the storage of home folders."""
     inside = [each for each in cluster.storage if each.type == "folder" and not each.source] if cluster else []
     return tuple(each.name for each in inside if not each.home and _has_content(source_of(each, folder)))

@@ -48,10 +48,10 @@ def sweep(runner: Runner, folder: Folder) -> bool:
 
 
 def end_processes(folder: Folder) -> bool:
-    """Kill all processes that have the cluster's variable MARK in their environment, and their children.
+    """Kill all processes of the cluster, and their descendants. Return whether there were any.
 
-    Return whether there were any. Search again until none is found, because a daemon may fork during a search. If a
-    virtual host's first process dies, the kernel kills the host's other processes.
+    Search again until none is found, because a daemon may fork during a search. If a virtual host's first process dies,
+    the kernel kills the host's other processes.
     """
     found = False
     for _ in range(20):
@@ -67,10 +67,10 @@ def end_processes(folder: Folder) -> bool:
 
 
 def end_strays(folder: Folder, hosts: list[Process], *, loopback: bool) -> None:
-    """End processes that a killed `up` or a dead loopback supervisor has left running.
+    """End processes that a killed `up` or a dead loopback host left running.
 
-    Call this before hosts are booted. Job steps are kept for the next slurmd. Coordinators of runs and their children
-    are kept for the next controller.
+    Call this before hosts are booted. On loopback ports, job steps are kept for the next slurmd, and coordinators of
+    runs with their children are kept for the next controller.
     """
     spared = [*hosts, *(process for process in coordinators(folder) if loopback)]
     known = {pid for process in spared for pid in (process.pid, *descendants(process.pid))}
@@ -81,8 +81,8 @@ def end_strays(folder: Folder, hosts: list[Process], *, loopback: bool) -> None:
 
 
 def coordinators(folder: Folder) -> list[Process]:
-    """Return the running coordinators that the controller has recorded. There are none on virtual hosts: their records
-    have PIDs of another namespace, and coordinators end with their host."""
+    """Return the running coordinators that the controller recorded. On virtual hosts there are none: the records have
+    PIDs of another namespace, and coordinators end with their host."""
     found = []
     for path in folder.runs.glob("*.json"):
         with contextlib.suppress(DalsegnoError, OSError):  # skip a record that is damaged or was just removed
@@ -99,8 +99,8 @@ def _ours(folder: Folder) -> list[Process]:
 
 
 def _is_ours(pid: int, folder: Folder, kept: Collection[int]) -> bool:
-    """Return whether the process belongs to this cluster: Dal Segno has started it, or it is a task of one of the
-    cluster's jobs. A task counts even if it has left its step's session.
+    """Return whether the process belongs to this cluster: Dal Segno started it, or it is a task of one of the cluster's
+    jobs. A task counts even if it has left its step's session.
 
     Any user can set the variable MARK, so another user's process counts only if it is a recorded coordinator (`kept`).
     """

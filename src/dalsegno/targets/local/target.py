@@ -81,7 +81,7 @@ if TYPE_CHECKING:
 
 
 STATUS_S = 5.0
-TIMES = NodeTimes(boot_s=30.0, gone_s=3.0)  # a boot takes 0.5 s; a node back within 3 s had a link problem
+TIMES = NodeTimes(boot_s=30.0, gone_s=3.0)  # a boot takes 0.5 s; a node that is back within 3 s only lost its link
 
 
 class LocalTarget:
@@ -142,7 +142,7 @@ class LocalTarget:
             homes = homes_inside(applied, self.folder, before)
             seen = replace(seen, accounts=cluster_accounts(applied, self._people(), before.uids, before.gids, homes))
             if directory is None and applied.directory.ldap:
-                directory = seen.accounts  # the LDAP server has stopped, but still has the accounts
+                directory = seen.accounts  # slapd does not run, but its database has the accounts
         plan = make_plan(cluster, placement, wanted, replace(seen, images=images, directory=directory or AccountSet()))
         stored = storage_sentences(cluster, self.folder, placement) if plan.fresh else ()
         left_out = (*plan.left_out, *stored, *self._surprises(cluster, placement))
@@ -320,7 +320,7 @@ class LocalTarget:
             )
         check_added(roster.users, self._people())
         plan = self._plan(with_roster(from_file(applied), roster), has_prometheus(applied, self.folder))
-        return replace(plan, clear_faults=())  # a change of users must not clear injected faults
+        return replace(plan, clear_faults=())  # a change to users must not clear injected faults
 
     def set_password(self, user: str, password: str) -> None:
         cluster, state = self.people().cluster, self._state()
@@ -365,8 +365,8 @@ class LocalTarget:
     def user_name(self, uid: int) -> str:
         """Return the name of a user of the hosts or of this machine.
 
-        Inside a host, the machine room is asked too, because hosts do not know users that were created on the machine
-        after `up`.
+        Inside a host, ask the machine room too, because hosts do not know users that were created on the machine after
+        `up`.
         """
         known = find_user(uid) or person_name(self.folder, uid)
         return known or (self._room.user_name(uid) if runs_inside_host() else user_of(uid))
@@ -413,7 +413,7 @@ class LocalTarget:
         return SlurmClient(self.runner, env, prefix=prefix, timeout_s=timeout_s)
 
     def _state(self) -> ClusterState | None:
-        """Return the state to continue from. It is None after an interrupted `down`."""
+        """Return the state to continue from; None if there is no cluster, or after an interrupted `down`."""
         state = read_state(self.folder)
         return None if state is not None and state.phase is ApplyStage.REMOVING else state
 

@@ -1,4 +1,4 @@
-"""Carry out a plan on all hosts at once, and remove a cluster from its hosts. Every step can be repeated."""
+"""Carry out a plan on the hosts of a cluster, and remove a cluster from its hosts. Every step can be repeated."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class ApplyOnHosts:
         _raise_for(plan, failed, skipped)
 
     def _change_in_turn(self, plan: SshPlan, changed: Sequence[str]) -> dict[str, Answer | DalsegnoError]:
-        """Change one group of hosts after the other. Hosts without an answer in the result were skipped."""
+        """Change one group of hosts after the other. Hosts that the result does not contain were skipped."""
         done: dict[str, Answer | DalsegnoError] = {}
         for group in _in_turn(plan, changed):
             if not _may_continue(plan, group, _faults_in(done)):
@@ -89,8 +89,10 @@ class ApplyOnHosts:
         return done
 
     def _raise_without_head(self, plan: SshPlan, failed: Mapping[str, DalsegnoError], skipped: tuple[str, ...]) -> None:
-        """Raise if the head was not changed, because the rest of the change needs the head's new files. The next `up`
-        makes it."""
+        """Raise an error if the head failed or was skipped, because all further steps need the head's new files.
+
+        The next `up` carries out these steps.
+        """
         head = plan.cluster.head
         if head in failed or head in skipped:
             write_ssh_state(self.folder, replace(self.state, failed=tuple(failed), skipped=skipped))
@@ -137,7 +139,7 @@ class ApplyOnHosts:
     def _finish(self, plan: SshPlan, failed: Mapping[str, DalsegnoError]) -> None:
         if plan.reconfigures and not plan.fresh:
             self.slurm.reconfigure()
-        if plan.people:  # slurmdbd accepts limits on GPUs only after slurmctld has reported them
+        if plan.people:  # slurmdbd accepts limits on GPUs only after slurmctld has registered the GPUs there
             update_people(self.slurm, plan.cluster, plan.remove_members, fresh=plan.fresh)
         self._wait_for_nodes(plan, failed)
         if plan.reservations:
@@ -163,8 +165,8 @@ class ApplyOnHosts:
         )
 
     def _remove(self, leaving: tuple[str, ...]) -> None:
-        """Clean hosts that have left the cluster. A host that does not answer is skipped, because it may not exist any
-        more."""
+        """Undo all changes on hosts that leave the cluster. A host that does not answer is skipped, because it may not
+        exist any more."""
         done = self.hosts.each(leaving, lambda host: remove_from(self.hosts, host, self.state.cluster_id, self.say))
         for each in done.values():
             if isinstance(each, DalsegnoError):
@@ -172,15 +174,16 @@ class ApplyOnHosts:
 
 
 def jobs_on(slurm: SlurmClient, hosts: Collection[str]) -> tuple[str, ...]:
-    """Return the unfinished jobs that have one of these hosts."""
+    """Return the unfinished jobs that run on one of these hosts."""
     return tuple(job.label for job in slurm.jobs() if not job.state.ended and set(job.nodes) & set(hosts))
 
 
 def state_during(plan: SshPlan, old: SshState | None) -> SshState:
-    """Return the state to record before the hosts change. It names all machines, so that `down` and `status` find them.
+    """Return the state to record before the hosts change. It names the machines of the old and of the new cluster file,
+    so that `down` and `status` find all of them.
 
-    If an upgrade is interrupted, the cluster is still up. So the next `up` again changes one host at a time, and only
-    with `--upgrade`.
+    For an upgrade, the recorded phase is UP, because an interrupted upgrade leaves a cluster that works. So the next
+    `up` again changes one host at a time, and only with `--upgrade`.
     """
     machines = {host.name: host for host in (*(old.ssh.hosts if old else ()), *plan.cluster.ssh.hosts)}
     ssh = replace(plan.cluster.ssh, hosts=tuple(machines.values()))
@@ -195,8 +198,9 @@ def state_during(plan: SshPlan, old: SshState | None) -> SshState:
 def _in_turn(plan: SshPlan, changed: Sequence[str]) -> list[list[str]]:
     """Divide the hosts into groups, which are changed one after the other.
 
-    An upgrade changes one host at a time. Otherwise many node agents would be missing at once, as after a fault. The
-    head is last, unless the others need what it exports.
+    An upgrade changes one host at a time, and the head last. Otherwise many node agents would be missing at once, as
+    after a fault. Any other plan changes all hosts at once, or the head last if the others unmount what it exported. In
+    every plan, the head is first if the others mount what it exports.
     """
     head = plan.cluster.head
     others = [host for host in changed if host != head]
@@ -215,8 +219,9 @@ def _faults_in(done: Mapping[str, Answer | DalsegnoError]) -> dict[str, Dalsegno
 def _may_continue(plan: SshPlan, group: Collection[str], faults: Collection[str]) -> bool:
     """Return whether the next group may be changed after some hosts have failed.
 
-    In an upgrade, one host may have a fault of its own. A second one suggests that the new version is at fault. The
-    head then keeps the version that works. In other changes, later groups depend on the earlier ones.
+    In an upgrade, one failed host may have a fault of its own. So the upgrade continues, but the head keeps the version
+    that works. If the head or a second host fails, the upgrade stops, because the new version may be at fault. In other
+    plans, later groups depend on the earlier ones, so any failure stops them.
     """
     if not faults:
         return True
@@ -224,7 +229,7 @@ def _may_continue(plan: SshPlan, group: Collection[str], faults: Collection[str]
 
 
 def remove_from(hosts: HostRunner, host: str, cluster_id: str, say: Say) -> Answer:
-    """Undo everything on one host."""
+    """Undo everything that `up` changed on one host. Report what could not be undone."""
 
     def tell(line: str) -> None:
         if step := read_step(line):
@@ -238,8 +243,8 @@ def remove_from(hosts: HostRunner, host: str, cluster_id: str, say: Say) -> Answ
 
 
 def remove_from_hosts(hosts: HostRunner, slurm: SlurmClient, folder: SshFolder, state: SshState, say: Say) -> None:
-    """End all jobs, then undo everything on every host. Raise an error if a host could not be reached. `down` can then
-    be repeated."""
+    """End all jobs, then undo everything that `up` changed on the hosts. Raise an error if that fails on a host. `down`
+    can then be repeated."""
     with contextlib.suppress(DalsegnoError):  # a head that does not answer must not prevent the removal
         _end_jobs(slurm)
     names, done = state.ssh.names, dict[str, Answer | DalsegnoError]()
@@ -280,7 +285,10 @@ def _end_jobs(slurm: SlurmClient) -> None:
 
 
 def _raise_for(plan: SshPlan, failed: Mapping[str, DalsegnoError], skipped: Sequence[str]) -> None:
-    """Raise one error for all hosts that failed, with the last output of each, and name the hosts that were skipped."""
+    """Raise one error that describes the failure of each host and names the hosts that were skipped.
+
+    If no host failed, do nothing.
+    """
     if not failed:
         return
     again = "dalsegno up --upgrade" if plan.upgrades else "dalsegno up"

@@ -47,7 +47,7 @@ from dalsegno.targets.ssh.services import ServiceSite, compute_services, head_co
 from dalsegno.targets.ssh.storage import storage_parts
 
 ETC = "/etc/slurm"
-RESERVED_MIB = 512  # memory for the system and our daemons, on a host whose size the file does not give
+RESERVED_MIB = 512  # memory for the system and our daemons, on a host whose memory the file does not give
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,8 @@ class ClusterOnHosts:
 
     @cached_property
     def layout(self) -> Layout:
-        """The paths and addresses that Slurm's files are rendered from. A machine's host name may differ from its node
-        name."""
+        """The paths, addresses and settings that Slurm's files are rendered from. A machine's host name may differ from
+        its node name."""
         cluster, name = self.sized, self.cluster.name
         head = DaemonHost(self.facts[cluster.head].hostname, self.addresses[cluster.head])
         database = DatabaseStorage("slurm", socket=str(head_folder(name).database_socket))
@@ -137,7 +137,7 @@ class ClusterOnHosts:
         return all(_has_delegation(self.facts[node.name]) for node in self.sized.nodes)
 
     def slurm_files(self, host: str) -> dict[str, str]:
-        """Return Slurm's files on a host, by their names in /etc/slurm. Only cgroup.conf differs between hosts."""
+        """Return the files that every host has in /etc/slurm, by name. Only cgroup.conf differs between hosts."""
         cluster, facts = self.sized, self.facts[host]
         plugin = f"cgroup/v{facts.cgroup_version}" if _can_track(facts) else "none" if facts.cgroup_version == 2 else ""
         held = ("cores", "memory", "devices") if self._constrains else ()
@@ -173,11 +173,11 @@ class ClusterOnHosts:
         )
 
 
-_STRUCTURE = ("gres", "cgroup", "topology")  # a change of these files needs a restart of Slurm's daemons
+_STRUCTURE = ("gres", "cgroup", "topology")  # Slurm's daemons must restart when one of these .conf files changes
 
 
 def sized_node(node: Node, facts: HostFacts) -> Node:
-    """Return the node. Sizes that the file does not give are those of the machine."""
+    """Return the node with all its sizes. Those that the file does not give are taken from the machine."""
     return replace(
         node,
         cpus=node.cpus or facts.cpus,

@@ -1,4 +1,4 @@
-"""Accounts in LDAP on ssh hosts: slapd on the head, and nslcd on every host, which looks up accounts there.
+"""Accounts in LDAP on ssh hosts: slapd on the head, and nslcd on every host, which looks up accounts in slapd.
 
 A new CA signs the head's certificate, and the CA's key is then deleted. Every host has the CA's certificate, and checks
 the head's certificate with it. A program of ours on the head writes the accounts after slapd has started.
@@ -200,7 +200,7 @@ def _server(
         "tls/server.pem": held.certificate,
         "tls/server.key": held.key,
     }
-    secret = ("rootpw.conf", "tls/server.key")  # slapd reads them after it has given up the rights of root
+    secret = ("rootpw.conf", "tls/server.key")  # slapd reads them after it has dropped root privileges
     server = HostParts(
         SERVER_PACKAGES,
         (
@@ -223,7 +223,7 @@ def _server(
 
 
 def _slapd(cluster: Cluster, layout: SlapdLayout, texts: Mapping[str, str]) -> PlannedService:
-    """Return the service. `texts` are its files; it is restarted if one of them changes."""
+    """Return the service of slapd. `texts` are the files of slapd. The service restarts when one of them changes."""
     address = _head_address(cluster)
     argv = ("/usr/sbin/slapd", *slapd_args(layout, [address], SLAPD_USER))
     answers = ("/bin/bash", "-c", f"exec 3<>/dev/tcp/{address}/{LDAPS_PORT}")

@@ -54,8 +54,8 @@ class SshFolder(ClusterFolder):
 
     @property
     def monitor(self) -> Path:
-        """The folder for the settings of Prometheus and Alertmanager on the head, and of node_exporter on every
-        host."""
+        """The folder for the settings of Prometheus and Alertmanager on the head, and of node_exporter on the head and
+        on every node."""
         return self.root / "monitor"
 
     @property

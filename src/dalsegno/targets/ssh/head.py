@@ -1,4 +1,4 @@
-"""The target on the head of a cluster on ssh hosts, which the controller, the observer and people on the head use.
+"""The target on the head of a cluster on ssh hosts. The controller, the observer and people on the head use it.
 
 The cluster is changed only from the operator's machine. On the head, `up` and `down` refuse and say where to run them.
 """
@@ -57,8 +57,10 @@ class HeadTarget(MonitoredHead):
         return read_status(state, self.folder.name, read_applied(self.folder), slurm, self._daemons(), problems)
 
     def _daemons(self) -> list[DaemonStatus]:
-        """Return the daemons of the head, which only root can see. The daemons of nodes are known from Slurm and the
-        controller."""
+        """Return the daemons of the head; none if the caller is not root, because only root can see them.
+
+        The daemons of nodes are known from Slurm and the controller.
+        """
         if os.geteuid() != 0:
             return []
         services = answer({"mode": "status"}, BytesIO())["services"]
@@ -98,7 +100,7 @@ class HeadTarget(MonitoredHead):
     def reboot(self, node: str) -> None:
         """Reboot a node with the command in the cluster file, or over ssh if there is none.
 
-        The command works even if the node hangs.
+        The command in the cluster file works even if the node hangs.
         """
         host = self._node(node)
         power = (read_facts(PowerCommands, self.folder.power) or PowerCommands()).nodes.get(node)

@@ -18,8 +18,10 @@ _NO_PAM = "sshd does not use PAM: write `UsePAM yes` to /etc/ssh/sshd_config, an
 
 
 def job_login_parts(cluster: Cluster, host: str, facts: HostFacts) -> HostParts:
-    """Return the parts that make a compute node refuse users without a job there. Dal Segno's own login is always
-    allowed."""
+    """Return the parts that make a compute node refuse users without a job there.
+
+    The user that Dal Segno logs in as is always allowed.
+    """
     access = cluster.ssh.host(host)
     admins = [access.user] if access and access.user not in ("", "root") else []
     own = {path: facts.files[path] for path in PAM_SESSION_FILES if path in facts.files}
@@ -34,8 +36,10 @@ def job_login_parts(cluster: Cluster, host: str, facts: HostFacts) -> HostParts:
 
 
 def check_job_logins(cluster: Cluster, facts: Mapping[str, HostFacts], *, tracked: bool) -> dict[str, DalsegnoError]:
-    """Return the compute nodes that cannot refuse users without a job, with the reason for each. `tracked` says whether
-    Slurm uses cgroups."""
+    """Return the compute nodes that cannot refuse users without a job, with the reason for each.
+
+    `tracked` says whether Slurm uses cgroups. Raise an error if the cluster file sets PrologFlags without Contain.
+    """
     if not cluster.ssh.logins_need_job:
         return {}
     flags = next((value for name, value in cluster.slurm.extra.items() if name.lower() == "prologflags"), "")

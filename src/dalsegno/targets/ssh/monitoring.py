@@ -1,8 +1,9 @@
-"""Monitoring of a cluster on ssh hosts: Prometheus and Alertmanager on the head, node_exporter on every host. Pure.
+"""Monitoring of a cluster on ssh hosts: Prometheus and Alertmanager on the head, and node_exporter. Pure.
 
-The programs come from the distribution's packages, and run as the user `prometheus`. All of them require a password,
-because users of the cluster can reach their ports. The programs can write only to their data folder and to the files
-with passwords, which only they and root can read. Root owns all other files.
+node_exporter runs on the head and on every node, but not on login nodes. The programs come from the distribution's
+packages, and run as the user `prometheus`. All of them require a password, because users of the cluster can reach their
+ports. The programs can write only to their data folder and to the files with passwords, which only they and root can
+read. Root owns all other files.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def monitor_layout(cluster: Cluster, folder: SshFolder) -> MonitorLayout:
 def monitor_parts(
     layout: MonitorLayout, host: str, secrets: ClusterSecrets, *, folder: SshFolder, systemd: bool
 ) -> HostParts:
-    """Return the monitoring programs of a host. Login nodes have none."""
+    """Return the parts of a host's plan for monitoring. Login nodes have none."""
     found = next((node for node in layout.nodes if node.node == host), None)
     if found is None:
         return HostParts()
@@ -97,7 +98,7 @@ def _head(layout: MonitorLayout, secrets: ClusterSecrets, folder: SshFolder) -> 
         "password": secrets.monitor_password,
         "exporter-password": secrets.exporter_password,
         "metrics-token": secrets.metrics_token,
-        ALERTMANAGER: files[ALERTMANAGER],  # the addresses of webhooks often have a token
+        ALERTMANAGER: files[ALERTMANAGER],  # the addresses of webhooks often contain a token
     }
     plain = {name: text for name, text in files.items() if name not in secret}
     texts = {**plain, **secret}

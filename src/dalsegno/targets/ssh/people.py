@@ -32,7 +32,7 @@ class AssignedIds:
 
 
 def foreign_accounts(facts: HostFacts) -> People:
-    """Return the accounts of a machine that Dal Segno has not created."""
+    """Return the accounts of a machine that Dal Segno did not create."""
     users = [f"{each.name}:x:{each.uid}:{each.gid}" for each in facts.users if not each.ours]
     own = {each.name for each in facts.users if each.ours}  # their groups, which have the same names, are left out too
     groups = [

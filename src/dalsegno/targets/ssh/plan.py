@@ -47,7 +47,7 @@ class SshPlan:
     upgrades: tuple[str, ...] = ()  # hosts of the cluster whose version of our code differs from that of this machine
     may_upgrade: bool = False
     prometheus_in_file: bool = False  # whether the cluster file enables Prometheus; `monitor up` can enable it too
-    monitor_switch: bool | None = None  # true for `dalsegno monitor up`, false for `down`, else None
+    monitor_switch: bool | None = None  # true for `dalsegno monitor up`, false for `monitor down`, else None
     remove_hosts: tuple[str, ...] = ()  # hosts that leave the cluster
     directory: DirectorySecrets | None = None  # secrets of the LDAP directory; None without a directory
     new_key: bool = False  # whether munge's key is replaced, because hosts that know it have left
@@ -78,7 +78,8 @@ class SshPlan:
 
     @property
     def reconfigures(self) -> bool:
-        """Return whether slurmctld must read its files again, because they change and slurmctld is not restarted."""
+        """Return whether slurmctld must read its files again, because slurm.conf changes without a restart of
+        slurmctld."""
         return self.writes(f"{ETC}/slurm.conf") and not self._does(ChangeKind.SERVICE, "slurmctld")
 
     @property
@@ -163,8 +164,10 @@ def describe_host(facts: HostFacts) -> list[str]:
 
 
 def _large_disks(facts: HostFacts) -> list[InspectedDisk]:
-    """Return the root file system and all other large file systems. A file system that is mounted in several places is
-    listed once."""
+    """Return the root file system and other large file systems, at most four in all.
+
+    A file system that is mounted in several places is listed once.
+    """
     found: dict[str, InspectedDisk] = {}
     for disk in sorted(facts.disks, key=lambda disk: len(disk.mount)):
         large = disk.type != "tmpfs" and (disk.size_mib or 0) >= _LARGE_MIB

@@ -1,7 +1,7 @@
 """What Slurm starts on ssh hosts: the health check, prolog and epilog of jobs, and the container plugin. Pure.
 
 slurm.conf always names the health check and the prolog, and `health:` in the cluster file decides what they do. So a
-change of `health:` needs no restart of Slurm, and Slurm never starts a program that has been removed.
+change to `health:` needs no restart of Slurm, and Slurm never starts a program that has been removed.
 """
 
 from __future__ import annotations
@@ -56,9 +56,8 @@ def without_own_programs(cluster: Cluster) -> Cluster:
     return replace(cluster, slurm=replace(cluster.slurm, extra=without_programs(cluster.slurm.extra, scripts)))
 
 
-# The container plugin, which each host compiles for its own Slurm.
-# Installed only if the cluster file has `containers` and the head's Slurm does not load Pyxis. Otherwise an installed
-# Pyxis keeps working.
+# The container plugin. Each host compiles it for its own Slurm. It is installed only if the cluster file has
+# `containers` and the head's Slurm does not load Pyxis. If the head's Slurm loads Pyxis, jobs use Pyxis.
 PYXIS = PluginKind.PYXIS.value
 RESUME = f"{HOST_FOLDER}/dalsegno-resume"
 PACKAGES = {  # whether the host is of the Debian family -> packages that compile and run the plugin

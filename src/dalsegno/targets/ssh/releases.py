@@ -29,7 +29,8 @@ PACKAGES = {
     "database": (("mariadb-server",), ("mariadb-server",)),
 }
 OF_SLURM = ("client", "node", "controller", "accounting")
-# Names, with any prefix, whose version is the release of Slurm. Slurm's packages may come with others, such as munge.
+# Names of packages, with any prefix, whose version is the release of Slurm. `ssh.slurm_packages` may also list other
+# packages, such as munge.
 _SLURM_NAME = re.compile(r"(.*-)?(slurm(d|ctld|dbd|restd)?|slurm-(smd|wlm|client|devel|libs).*|libslurm.*)")
 _FILE_VERSION = re.compile(r"_.*|-\d.*|\.(deb|rpm)")
 
@@ -127,7 +128,7 @@ def check_system(host: str, facts: HostFacts, ssh: SshAccess, kinds: tuple[str, 
 def _missing_packages(facts: HostFacts, ssh: SshAccess, kinds: tuple[str, ...]) -> list[str]:
     """Return the packages that are neither installed nor in a repository of the machine.
 
-    dnf checks the packages of the cluster file, because their names may contain versions.
+    Packages that the cluster file names are left to dnf, because their names may contain versions.
     """
     known = {name for name, _ in (*facts.packages, *facts.available)} | set(ssh.slurm_packages)
     return [name for name in packages_for(facts, kinds, ssh) if name not in known]

@@ -31,7 +31,8 @@ def root_argv(host: SshHost, command: Sequence[str], access: SshAccess, *, termi
     """Return the command line that runs a command as root on a host, through sudo if the login is not root.
 
     With a password file and no terminal, a helper program starts ssh and answers sudo. Otherwise sudo asks the person
-    at the terminal: other users of the host can write to its terminal, so that no program may answer a question there.
+    at the terminal. No program may answer a question that appears on a terminal, because other users of the host may be
+    able to write to that terminal and fake the question.
     """
     if host.user == "root":
         return ssh_argv(host, command, terminal=terminal, known_hosts=access.known_hosts)
@@ -44,7 +45,7 @@ def root_argv(host: SshHost, command: Sequence[str], access: SshAccess, *, termi
 
 @dataclass(frozen=True)
 class HeadRunner:
-    """Runs commands on one host as root. The environment of the caller's machine is not used there."""
+    """Runs commands on one host as root. The commands do not get the environment of this machine."""
 
     hosts: HostRunner
     host: str

@@ -55,7 +55,8 @@ def _export(exports: str) -> PlannedCommand:
     """Return the command that makes the NFS server read its exports again.
 
     The command creates a file with a digest of the exports in its name. So it runs only if the exports have changed.
-    The file outlives a reboot, because the NFS server reads its exports when it starts. It is removed with the record.
+    It need not run again after a reboot, because the NFS server reads its exports when it starts. The file is removed
+    with the record of the setup.
     """
     done = f"{SETUP}/exports-{content_digest(exports)[:16]}"
     script = f"exportfs -ra && rm -f {SETUP}/exports-* && touch {done}"
@@ -95,5 +96,5 @@ def _login_home(cluster: Cluster, host: str) -> str:
 
 
 def _is_mounted(facts: HostFacts, path: str) -> bool:
-    """Return whether a path is on a file system that is mounted below the root of the machine."""
+    """Return whether a path is on another file system than the root file system of the machine."""
     return any(disk.mount != "/" and f"{path}/".startswith(f"{disk.mount.rstrip('/')}/") for disk in facts.disks)

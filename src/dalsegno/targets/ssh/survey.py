@@ -90,7 +90,10 @@ def ask_host(hosts: HostRunner, host: str, request: bytes, facts: HostFacts | No
 
 
 def hosts_to_upgrade(state: SshState | None, compared: Mapping[str, Answer | DalsegnoError]) -> tuple[str, ...]:
-    """Return the hosts that a complete `up` has set up and that have another version of our code than this machine."""
+    """Return the hosts of a complete cluster whose version of our code differs from that of this machine.
+
+    Hosts that the last `up` failed to set up are left out.
+    """
     if state is None or state.phase is not SshStage.UP:
         return ()
     known = [host for host in state.ssh.names if host not in state.failed]

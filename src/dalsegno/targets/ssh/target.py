@@ -141,8 +141,8 @@ class SshTarget(OperatorSide):
             wanted = set(cluster.ssh.names)
             held = {host: each for host, each in remembered.items() if host in faults and host in wanted}
             leaving = tuple(host for host in (state.ssh.names if state else ()) if host not in wanted)
-            # The key changes only if all hosts can be reached. Otherwise an unreachable host would be cut off from the
-            # others.
+            # Munge's key changes only if all hosts can be changed. Otherwise the remaining hosts would be cut off from
+            # the others.
             new_key = bool(leaving or (state and state.new_key)) and not faults
             held_secrets = self._secrets(cluster, new_key)
             on = self._on_hosts(cluster, {**held, **facts}, held_secrets, cluster_id, code, ids)
@@ -355,7 +355,7 @@ class SshTarget(OperatorSide):
         return ShellEntry(root_argv(self._host(state, node), command, state.ssh, terminal=False), dict(env))
 
     def forward(self, arguments: Sequence[str], *, root: bool = False) -> ShellEntry:
-        """Return how to run `dalsegno ARGUMENTS` on the head, where the cluster's other commands work."""
+        """Return how to run `dalsegno ARGUMENTS` on the head, as root or as the login user."""
         state = self._known()
         host, command, terminal = self._host(state, state.head), [COMMAND, *arguments], at_terminal()
         if root:
