@@ -211,6 +211,11 @@ PARTITIONS = {
         "`extra` of partition `a` sets `maxtime`, which Dal Segno sets itself",
         "use `time_limit`",
     ),
+    "- {name: a, nodes: 2, extra: {Priority: 5}}": (
+        4,
+        "`extra` of partition `a` sets `Priority`, which Dal Segno sets itself",
+        "use `priority`",
+    ),
 }
 
 
