@@ -298,14 +298,18 @@ def test_the_worst_collective_counts():
 
 
 def test_a_slow_device_degrades_and_two_devices_have_no_verdict():
-    def device(host: str, value: float) -> dict[str, object]:
-        return {"result": {"test": "gemm", "host": host, "device": "CPU 0", "product": "x", "value": value, "best": 2}}
+    def device(host: str, value: float, product: str = "x") -> dict[str, object]:
+        result = {"test": "gemm", "host": host, "device": "CPU 0", "product": product, "value": value, "best": 2}
+        return {"result": result}
 
     good = [device("n1", 1.0), device("n2", 1.0)]
     assert certify_devices(good, []).level is UNKNOWN
     assert certify_devices([*good, device("n3", 1.0)], []).level is PASS
     slow = certify_devices([*good, device("n3", 0.5)], [])
     assert (slow.level, slow.findings) == (DEGRADED, ("CPU 0 of n3: 50% of the median",))
+    different = certify_devices([*good, device("n3", 1.0, "y")], [])
+    few = ("fewer than 3 devices of a kind are not compared with each other",)
+    assert (different.level, different.findings) == (UNKNOWN, few)
 
 
 def test_a_power_cut_must_be_survived_and_the_node_must_return():

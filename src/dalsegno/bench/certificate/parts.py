@@ -208,17 +208,18 @@ def _busbw(row: Mapping[str, Any]) -> float:
 def certify_devices(
     report: Sequence[Mapping[str, Any]], commands: Sequence[str], low: float = devices.LOW
 ) -> CertifiedPart:
-    """Judge all devices. A device that is slower than the others means DEGRADED. With too few devices there is no
-    verdict."""
+    """Judge all devices. A device that is slower than the others means DEGRADED. With too few devices of a product,
+    there is no verdict."""
     results = [
         DeviceResult(**{**each["result"], "test": DeviceTest(each["result"]["test"])}) for each in report
     ]  # fmt: skip
     judged = judge_devices(results, low)
     slow = [f"{each.result.device} of {each.result.host}: {each.of_median:.0%} of the median" for each in judged
             if each.slow]  # fmt: skip
-    few = len(results) < devices.LEAST
-    level = BenchLevel.DEGRADED if slow else BenchLevel.UNKNOWN if few else BenchLevel.PASS
-    findings = [*slow, *([f"fewer than {devices.LEAST} devices are not compared with each other"] if few else [])]
+    compared = bool(judged) and all(each.compared for each in judged)
+    level = BenchLevel.DEGRADED if slow else BenchLevel.PASS if compared else BenchLevel.UNKNOWN
+    few = f"fewer than {devices.LEAST} devices of a kind are not compared with each other"
+    findings = [*slow, *([] if compared else [few])]
     figures = [
         CertifiedFigure(f"{each.host} {each.device}", each.value, devices.UNITS[each.test]) for each in results
     ]  # fmt: skip
