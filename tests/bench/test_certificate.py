@@ -314,10 +314,13 @@ def test_a_slow_device_degrades_and_two_devices_have_no_verdict():
 
 def test_a_power_cut_must_be_survived_and_the_node_must_return():
     fault = {"node": "n1", "known_s": 1.0, "resumed_s": 2.0, "returned_s": 9.0, "steps_lost": 4}
-    report = {"survived": True, "exit_code": 0, "orphans": 0, "faults": [fault]}
+    report = {"survived": True, "exit_code": 0, "orphans": 0, "exact": True, "faults": [fault]}
     assert certify_power_cut(report, []).level is PASS
     assert certify_power_cut({**report, "faults": [{**fault, "returned_s": None}]}, []).level is DEGRADED
-    assert certify_power_cut({**report, "survived": False}, []).level is FAIL
+    lost = certify_power_cut({**report, "survived": False, "exit_code": 1, "orphans": 2}, [])
+    assert (lost.level, lost.findings) == (FAIL, ("the run ended with exit code 1", "processes left behind: 2"))
+    inexact = certify_power_cut({**report, "survived": False, "exact": False}, [])
+    assert (inexact.level, inexact.findings) == (FAIL, ("the weights differ from those of an undisturbed run",))
 
 
 # The page

@@ -251,8 +251,12 @@ def certify_power_cut(report: Mapping[str, Any], commands: Sequence[str]) -> Cer
         if fault[key] is not None:
             figures.append(CertifiedFigure(name, float(fault[key]), "s", BetterFigure.LOWER))
     figures.append(CertifiedFigure("steps lost", float(fault["steps_lost"]), "steps", BetterFigure.LOWER))
-    if not report["survived"]:
-        findings.append(f"the run ended with exit code {report['exit_code']}, {report['orphans']} processes were left")
+    if report["exit_code"]:
+        findings.append(f"the run ended with exit code {report['exit_code']}")
+    if report["orphans"]:
+        findings.append(f"processes left behind: {report['orphans']}")
+    if report["exact"] is False:
+        findings.append("the weights differ from those of an undisturbed run")
     if fault["returned_s"] is None:
         findings.append(f"{fault['node']} was not seen back in service")
     level = BenchLevel.PASS if report["survived"] else BenchLevel.FAIL
