@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.cluster import ROOT_HOME, find_place, home, homes, place_named, places
+from dalsegno.cluster import ROOT_HOME, SlurmHere, find_place, has_virtual_nodes, home, homes, place_named, places
 from dalsegno.errors import NotThere, UsageError
 
 
@@ -51,6 +51,15 @@ def test_error_without_clusters_says_how_to_create_one(tmp_path: Path):
 def test_other_folders_are_not_clusters(tmp_path: Path):
     (tmp_path / "clusters" / "notes").mkdir(parents=True)
     assert places({"DALSEGNO_HOME": str(tmp_path)}) == []
+
+
+@pytest.mark.parametrize(("target", "virtual"), [("local", True), ("ssh", False), ("oci", False)])
+def test_only_local_clusters_have_virtual_nodes(tmp_path: Path, target: str, virtual: bool):
+    folder = tmp_path / "clusters" / "one"
+    (folder / "etc").mkdir(parents=True)
+    (folder / "state.json").write_text(f'{{"target": "{target}"}}')
+    (folder / "etc" / "cluster-id").write_text("c0ffee")
+    assert has_virtual_nodes(SlurmHere({"SLURM_CONF": str(folder / "etc" / "slurm.conf")})) is virtual
 
 
 @pytest.mark.parametrize("name", ["..", "../etc", "a/b", "", "-x"])

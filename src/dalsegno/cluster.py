@@ -280,11 +280,16 @@ def target_of(slurm: SlurmHere) -> Target | None:
     return None if folder is None or inside_a_host() else registry.open_existing(folder.root)
 
 
-def has_fabric(slurm: SlurmHere) -> bool:
-    """Return whether the nodes may have the network of their instance type. Virtual hosts do not have it."""
+def has_virtual_nodes(slurm: SlurmHere) -> bool:
+    """Return whether the nodes are virtual hosts of this machine, or this process runs inside one of them."""
     from dalsegno.targets.base import HasVirtualNodes
 
-    return not inside_a_host() and not isinstance(target_of(slurm), HasVirtualNodes)
+    return inside_a_host() or isinstance(target_of(slurm), HasVirtualNodes)
+
+
+def has_fabric(slurm: SlurmHere) -> bool:
+    """Return whether the nodes may have the network of their instance type. Virtual hosts do not have it."""
+    return not has_virtual_nodes(slurm)
 
 
 def no_answer(cluster: str = "") -> DalsegnoError:

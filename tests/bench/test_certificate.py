@@ -298,22 +298,29 @@ def test_the_worst_collective_counts():
 
 
 def test_a_slow_device_degrades_and_two_devices_have_no_verdict():
-    def device(host: str, value: float) -> dict[str, object]:
-        return {"result": {"test": "gemm", "host": host, "device": "CPU 0", "product": "x", "value": value, "best": 2}}
+    def device(host: str, value: float, product: str = "x") -> dict[str, object]:
+        result = {"test": "gemm", "host": host, "device": "CPU 0", "product": product, "value": value, "best": 2}
+        return {"result": result}
 
     good = [device("n1", 1.0), device("n2", 1.0)]
     assert certify_devices(good, []).level is UNKNOWN
     assert certify_devices([*good, device("n3", 1.0)], []).level is PASS
     slow = certify_devices([*good, device("n3", 0.5)], [])
     assert (slow.level, slow.findings) == (DEGRADED, ("CPU 0 of n3: 50% of the median",))
+    different = certify_devices([*good, device("n3", 1.0, "y")], [])
+    few = ("fewer than 3 devices of a kind are not compared with each other",)
+    assert (different.level, different.findings) == (UNKNOWN, few)
 
 
 def test_a_power_cut_must_be_survived_and_the_node_must_return():
     fault = {"node": "n1", "known_s": 1.0, "resumed_s": 2.0, "returned_s": 9.0, "steps_lost": 4}
-    report = {"survived": True, "exit_code": 0, "orphans": 0, "faults": [fault]}
+    report = {"survived": True, "exit_code": 0, "orphans": 0, "exact": True, "faults": [fault]}
     assert certify_power_cut(report, []).level is PASS
     assert certify_power_cut({**report, "faults": [{**fault, "returned_s": None}]}, []).level is DEGRADED
-    assert certify_power_cut({**report, "survived": False}, []).level is FAIL
+    lost = certify_power_cut({**report, "survived": False, "exit_code": 1, "orphans": 2}, [])
+    assert (lost.level, lost.findings) == (FAIL, ("the run ended with exit code 1", "processes left behind: 2"))
+    inexact = certify_power_cut({**report, "survived": False, "exact": False}, [])
+    assert (inexact.level, inexact.findings) == (FAIL, ("the weights differ from those of an undisturbed run",))
 
 
 # The page

@@ -87,6 +87,10 @@ def test_shared_storage_is_compared_with_local_storage():
     slow = FolderSpeed("a", "/fsx", "lustre", 500.0, 1500.0, 100.0)
     assert compare([slow, fast]) == ["/fsx writes at 50%, reads at 75%, creates files at 1% of the speed of /tmp"]
     assert compare([fast]) == []
+    slower = FolderSpeed("a", "/home", "nfs4", 100.0, 500.0, 100.0)
+    assert compare([slow, slower, fast]) == [
+        "the median of /fsx, /home writes at 30%, reads at 50%, creates files at 1% of the speed of /tmp"
+    ]
 
 
 def test_the_table_has_a_row_per_folder_with_the_slowest_node_and_the_sum():

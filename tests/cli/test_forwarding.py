@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.cli.forwarding import FORWARDED, runs_here
+from dalsegno.cli.forwarding import FORWARDED, cluster_named, runs_here
 from dalsegno.cli.main import COMMANDS, cli
 from dalsegno.errors import UsageError
 from dalsegno.programs import own_argv
@@ -90,6 +90,22 @@ def test_file_of_this_machine_that_the_head_would_need_is_refused_with_what_to_d
     with pytest.raises(UsageError, match=what) as caught:
         here(line)
     assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("nodes --cluster lab", "lab"),
+        ("nodes --cluster=lab", "lab"),
+        ("nodes -M lab", "lab"),
+        ("nodes -Mlab", "lab"),
+        ("nodes", None),
+        ("run train.py -Mlab", None),
+        ("run -- train -Mlab", None),
+    ],
+)
+def test_cluster_is_found_in_each_form_of_the_option(line: str, name: str | None):
+    assert cluster_named(line.split()) == name
 
 
 def test_every_forwarded_command_exists():

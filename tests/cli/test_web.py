@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,8 +13,9 @@ from click.testing import CliRunner
 from dalsegno.cli.cluster.web import command, tunnel_command
 from dalsegno.errors import DalsegnoError, UsageError
 from dalsegno.spec.facts import Cluster, Monitoring, facts_to_json
-from dalsegno.web.login import LoginAddress
-from dalsegno.web.sessions import WebRole
+from dalsegno.web.login import LoginAddress, LoginServer
+from dalsegno.web.own_page import page_folder
+from dalsegno.web.sessions import Sessions, WebRole
 
 LOGIN = LoginAddress("secret", WebRole.OPERATOR, "10.216.0.2", 6820, 60.0)
 
@@ -53,6 +56,35 @@ def test_observer_that_does_not_answer_is_named(home: Path):
 
 def test_revoke_is_not_combined(home: Path):
     assert isinstance(invoke(home, "--revoke", "--tunnel"), UsageError)
+
+
+@pytest.fixture
+def foreign() -> Iterator[dict[str, str]]:
+    """Yield the environment of a shell on a cluster that Dal Segno did not create, where the user serves the page."""
+    with tempfile.TemporaryDirectory(prefix="ds-", dir="/tmp") as name:  # short enough for a socket
+        root = Path(name)
+        config = "echo Configuration data as of 0; echo ClusterName = other"
+        for program in ("srun", "scontrol"):
+            (root / program).write_text(f"#!/bin/sh\n{config}\n")
+            (root / program).chmod(0o755)
+        (root / "slurm.conf").write_text("ClusterName=other\n")
+        folder = page_folder(root, "other").root
+        (folder / "run").mkdir(parents=True)
+        server = LoginServer(folder, Sessions(root / "sessions.json"), "127.0.0.1:6820", lambda uid: WebRole.OPERATOR)
+        server.start()
+        yield {
+            "DALSEGNO_HOME": name,
+            "DALSEGNO_CLUSTER": "",
+            "DALSEGNO_CONTROLLER": "",
+            "SLURM_CONF": str(root / "slurm.conf"),
+            "PATH": f"{name}:/usr/bin:/bin",
+        }
+        server.close()
+
+
+def test_revoke_on_a_cluster_of_others_prints_json(foreign: dict[str, str]):
+    done = CliRunner(env=foreign).invoke(command, ["--revoke", "--json"])
+    assert json.loads(done.stdout) == {"revoked": 0}
 
 
 def test_login_and_tunnel_have_the_address_of_the_page():

@@ -1,5 +1,6 @@
-"""Commands, options and files that a page names exist."""
+"""Commands, options and files that a page names exist, and commands in messages take the arguments given there."""
 
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -85,6 +86,43 @@ def switches_of(name: str, command: click.Command) -> dict[str, bool]:
 def test_unknown_commands_and_options_are_found(call: str, unknown: str):
     assert list(calls(f"Use `sudo ./dalsegno {call}` here.")) == [call]
     assert unknown_word(call.split()) == unknown
+
+
+def test_commands_in_messages_have_no_surplus_arguments():
+    files = sorted((ROOT / "src").rglob("*.py"))
+    found = {call: surplus_words(call.split()) for file in files for call in calls_in_messages(file.read_text())}
+    assert {call: words for call, words in found.items() if words} == {}
+
+
+def calls_in_messages(source: str) -> Iterator[str]:
+    """Yield the arguments of `dalsegno` in backticks in the strings of a module. A value in a string is a `VALUE`.
+
+    Templates of Prometheus and usage lines are left out.
+    """
+    for node in ast.walk(ast.parse(source)) if "`dalsegno " in source else ():
+        parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+        text = "".join(str(part.value) if isinstance(part, ast.Constant) else "VALUE" for part in parts)
+        calls = (span.removeprefix("dalsegno ") for span in SPAN.findall(text) if span.startswith("dalsegno "))
+        yield from (call for call in calls if "{{" not in call and "[OPTIONS]" not in call)
+
+
+def surplus_words(words: list[str]) -> list[str]:
+    """Return the arguments that the command does not take."""
+    command, rest = cli, list(words)
+    while isinstance(command, click.Group) and rest:
+        command = command.get_command(click.Context(command), rest.pop(0))
+    if command is None or isinstance(command, click.Group):
+        return []
+    try:
+        return command.make_parser(click.Context(command)).parse_args(rest)[1]
+    except click.UsageError:
+        return []  # an option without its value
+
+
+def test_surplus_arguments_in_messages_are_found():
+    found = list(calls_in_messages('say(f"use `dalsegno health {node} --line` or `dalsegno up`", "`dalsegno why x`")'))
+    assert sorted(found) == ["health VALUE --line", "up", "why x"]
+    assert [surplus_words(call.split()) for call in sorted(found)] == [["VALUE"], [], []]
 
 
 def test_the_page_about_containers_has_all_options_of_the_plugin():

@@ -312,3 +312,9 @@ def test_probe_answers_what_it_sees_on_a_machine(tmp_path: Path):
     assert probe(str(tmp_path / "train.py"), python, "0001") == ("r", True, True, False)
     assert probe(str(tmp_path / "gone.py"), "/nowhere/bin/python", "") == ("", False, False, None)
     assert parse_probes(json.dumps({"not": "an answer"})) == []
+
+
+@pytest.mark.parametrize(("answer", "script"), [("-", None), ("0", ""), ("n", "-"), ("r", "r"), ("rx", "rx")])
+def test_probe_tells_an_unreadable_script_from_a_missing_one(answer: str, script: str | None):
+    (probe,) = parse_probes(f"dalsegno-probe n1 script={answer} python=- torch=- port=- containers=0 gpus=0")
+    assert probe.script == script

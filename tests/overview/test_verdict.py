@@ -220,6 +220,11 @@ CASES = {
         CODE.NODES_LEFT_ALONE,
         "1 of 5 nodes is kept out of service by an administrator",
     ),
+    "repaired by the platform": (
+        with_node(healthy(), "train-1", state="drained", reason="Action:Replace", reason_user="root"),
+        CODE.NODES_REPAIRED,
+        "1 of 5 nodes is being repaired",
+    ),
     "a spare": (
         with_record(
             with_node(healthy(), "train-5", state="drained", reason=SPARE_REASON, spare=True),

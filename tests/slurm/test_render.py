@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.slurm.layout import Cgroups, DaemonHost, Layout, NodePlace, Paths, Spank
+from dalsegno.slurm.layout import Cgroups, DaemonHost, DatabaseStorage, Dbd, Layout, NodePlace, Paths, Spank
 from dalsegno.slurm.render import (
     render_cgroup_conf,
     render_gres_conf,
@@ -121,6 +121,18 @@ def test_a_cluster_wide_memory_default_of_the_user_replaces_ours(key: str) -> No
 
 def test_without_accounting_nothing_points_at_slurmdbd() -> None:
     assert not starting(conf(cluster_of(*nodes("n", 1), slurm=Slurm(enforce=("limits",)))), "AccountingStorage")
+
+
+def test_devices_other_than_gpus_are_declared_and_counted() -> None:
+    chips = nodes("t", 1, gpus=16, gres="neuron", gpu_type="trainium")
+    gpus = nodes("g", 1, gpus=8, gpu_type="h100")
+    dbd = Dbd(DaemonHost("head"), DatabaseStorage("slurm"))
+    some = conf(cluster_of(*chips), layout_of(dbd=dbd))
+    assert starting(some, "GresTypes=") == ["GresTypes=neuron"]
+    assert starting(some, "AccountingStorageTRES=") == [
+        "AccountingStorageTRES=gres/gpu,gres/neuron,gres/neuron:trainium"
+    ]
+    assert starting(conf(cluster_of(*gpus, *chips)), "GresTypes=") == ["GresTypes=gpu,neuron"]
 
 
 def test_a_backup_takes_over_after_5_seconds() -> None:

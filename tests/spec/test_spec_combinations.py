@@ -135,6 +135,11 @@ PARTITIONS = {
         "partition `b` takes 3 nodes from `a`, which has 2",
         "write at most `nodes: 2`, or leave it out for all",
     ),
+    "- {name: a, nodes: 2}\n  - {name: b, nodes: 2}\n  - {name: c, nodes_from: [a, b], nodes: 5}": (
+        6,
+        "partition `c` takes 5 nodes from `a`, `b`, which have 4",
+        "write at most `nodes: 4`, or leave it out for all",
+    ),
     "- {name: a, nodes: 2}\n  - {name: b, nodes_from: a, nodes: a-1}": (
         5,
         "partition `b` names nodes and also takes them from `a`",
@@ -210,6 +215,11 @@ PARTITIONS = {
         4,
         "`extra` of partition `a` sets `maxtime`, which Dal Segno sets itself",
         "use `time_limit`",
+    ),
+    "- {name: a, nodes: 2, extra: {Priority: 5}}": (
+        4,
+        "`extra` of partition `a` sets `Priority`, which Dal Segno sets itself",
+        "use `priority`",
     ),
 }
 

@@ -44,6 +44,12 @@ def test_sudo_refusal_gives_the_reason(unshare: int, plain: int, expected: str):
     assert refusal(FakeRunner(answer)) == expected
 
 
+@pytest.mark.parametrize("missing", ["sudo", "unshare"])
+def test_sudo_refusal_names_the_missing_program(missing: str):
+    found = refusal(FakeRunner({}), lambda name: None if name == missing else f"/usr/bin/{name}")
+    assert found == f"there is no {missing} on this machine"
+
+
 @as_root
 def test_caller_is_the_user_of_sudo():
     assert caller({"SUDO_UID": "1000"}) == 1000

@@ -1,6 +1,7 @@
 """Requests to the web application: who gets what, and what is refused."""
 
 from collections.abc import Iterator
+from xml.etree import ElementTree
 
 import pytest
 
@@ -102,7 +103,9 @@ def test_assets_come_from_the_package_and_are_kept_by_the_browser(site: PlayedSi
 
 
 def test_browser_finds_the_icon_without_a_session(site: PlayedSite):
-    assert site.get("/favicon.ico").content_type == "image/svg+xml"
+    icon = site.get("/favicon.ico")
+    assert icon.content_type == "image/svg+xml" and isinstance(icon.body, bytes)
+    assert ElementTree.fromstring(icon.body).tag == "{http://www.w3.org/2000/svg}svg", "browsers show no other"
 
 
 def test_pages_load_nothing_from_elsewhere(site: PlayedSite, root: str):

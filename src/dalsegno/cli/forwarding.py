@@ -161,4 +161,6 @@ def cluster_named(arguments: Sequence[str]) -> str | None:
             return arguments[at + 1] if at + 1 < len(arguments) else None
         if word.startswith("--cluster="):
             return word.partition("=")[2]
+        if word.startswith("-M"):
+            return word[2:]
     return None

@@ -71,7 +71,7 @@ class NodeProbe:
     """The facts that a job step found on one node. None means that a fact was not examined."""
 
     node: str
-    script: str | None = None  # this user's permissions, some of `rx`; "" if there are none, or no such file there
+    script: str | None = None  # this user's permissions: some of `rx`, or `-`; "" if there is no such file
     python: bool | None = None
     torch: bool | None = None
     port_in_use: bool | None = None

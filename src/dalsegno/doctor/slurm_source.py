@@ -131,7 +131,7 @@ def _probe(answer: re.Match[str]) -> NodeProbe:
     def flag(name: str) -> bool | None:
         return None if answer[name] == "-" else answer[name] == "1"
 
-    script = None if answer["script"] == "-" else answer["script"].strip("0n")
+    script = {"-": None, "0": "", "n": "-"}.get(answer["script"], answer["script"])
     return NodeProbe(
         answer["node"], script, flag("python"), flag("torch"), flag("port"), flag("containers"), int(answer["gpus"])
     )

@@ -26,12 +26,12 @@ class NodeCondition(Enum):
     TAKEN = "taken"  # the cloud provider ends the instance of the node
     DOWN = "down"
     DRAINED = "drained"
-    REPAIRING = "repairing"
+    REPAIRING = "repairing"  # by the controller or the platform
     RESETTING = "resetting"
     REBOOTING = "rebooting"
     REPLACING = "replacing"
     VALIDATING = "validating"
-    LEFT_ALONE = "left-alone"  # an administrator or the platform took the node out of service
+    LEFT_ALONE = "left-alone"  # an administrator took the node out of service
     SUSPECTED = "suspected"  # the node may have a fault, but is still in service
     IN_SERVICE = "in-service"
     LENT = "lent"
@@ -116,8 +116,10 @@ def _slurm_condition(node: NodeStatus, slurm_users: frozenset[str]) -> NodeCondi
     owner = find_owner(info, slurm_users)
     if owner is Owner.SPARE:
         return NodeCondition.SPARE
-    if owner in (Owner.SOMEONE, Owner.PLATFORM):
+    if owner is Owner.SOMEONE:
         return NodeCondition.LEFT_ALONE
+    if owner is Owner.PLATFORM:
+        return NodeCondition.REPAIRING
     if info.draining or info.down:
         return NodeCondition.OUT
     if not info.responding:

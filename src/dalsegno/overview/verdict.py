@@ -22,7 +22,7 @@ class VerdictCode(Enum):
     CONTROLLER_SILENT = "controller-silent"
     DAEMONS_DEAD = "daemons-dead"
     NODES_FAULTY = "nodes-faulty"  # nodes have faults, and no repair is in progress
-    NODES_REPAIRED = "nodes-repaired"  # the controller is repairing nodes, or will repair them
+    NODES_REPAIRED = "nodes-repaired"  # the controller or the platform is repairing nodes, or will repair them
     TRAINING_AFFECTED = "training-affected"
     NODES_LEFT_ALONE = "nodes-left-alone"
     NODES_SUSPECTED = "nodes-suspected"

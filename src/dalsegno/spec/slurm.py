@@ -172,7 +172,7 @@ OWNED_IN_PARTITION: dict[str, str] = {
     "DefaultTime": "default_time",
     "MaxNodes": "max_nodes",
     "MinNodes": "min_nodes",
-    "PrioritySpec": "priority",
+    "Priority": "priority",
     "PriorityTier": "priority_tier",
     "PriorityJobFactor": "priority_job_factor",
     "OverSubscribe": "oversubscribe",

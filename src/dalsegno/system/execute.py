@@ -218,11 +218,11 @@ def sudo_command(argv: Sequence[str], env: Mapping[str, str], uid: int, gid: int
     return [program("sudo") or "sudo", "-n", "--", "/usr/bin/env", "-i", *variables, *argv]
 
 
-def refusal(runner: Runner) -> str:
+def refusal(runner: Runner, find: Callable[[str], str | None] = program) -> str:
     """Return why this user cannot create virtual hosts through sudo; "" if it is possible."""
-    sudo, unshare = program("sudo"), program("unshare")
+    sudo, unshare = find("sudo"), find("unshare")
     if sudo is None or unshare is None:
-        return "there is no sudo on this machine"
+        return f"there is no {'sudo' if sudo is None else 'unshare'} on this machine"
     if runner.run([sudo, "-n", "--", unshare, *UNSHARE, "true"], timeout_s=60).exit_code == 0:
         return ""
     if runner.run([sudo, "-n", "--", "true"], timeout_s=60).exit_code == 0:

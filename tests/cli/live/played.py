@@ -49,8 +49,12 @@ class PlayedSources:
 class FailingSources(PlayedSources):
     """Sources that raise an error at the first query, like those of a damaged cluster."""
 
+    def __init__(self, overview: Overview, error: Exception | None = None) -> None:
+        super().__init__(overview)
+        self.error = error or DalsegnoError("the cluster is damaged")
+
     def status(self) -> ClusterStatus:
-        raise DalsegnoError("the cluster is damaged")
+        raise self.error
 
 
 class HangingSources(PlayedSources):

@@ -129,10 +129,11 @@ def test_last_known_state_is_kept_while_sources_do_not_answer():
     assert again is not None and describe(again.verdict) == "healthy" and again.slurm.silent_since is None
 
 
-def test_cluster_that_cannot_be_read_at_all_is_an_error():
-    readings = LiveReadings(FailingSources(healthy()))
+@pytest.mark.parametrize("error", [DalsegnoError("the cluster is damaged"), PermissionError(13, "Permission denied")])
+def test_cluster_that_cannot_be_read_at_all_is_an_error(error: Exception):
+    readings = LiveReadings(FailingSources(healthy(), error))
     readings.poll(LiveSource.SLURM)
-    with pytest.raises(DalsegnoError, match="damaged"):
+    with pytest.raises(type(error), match=r"damaged|denied"):
         readings.facts()
 
 

@@ -208,17 +208,18 @@ def _busbw(row: Mapping[str, Any]) -> float:
 def certify_devices(
     report: Sequence[Mapping[str, Any]], commands: Sequence[str], low: float = devices.LOW
 ) -> CertifiedPart:
-    """Judge all devices. A device that is slower than the others means DEGRADED. With too few devices there is no
-    verdict."""
+    """Judge all devices. A device that is slower than the others means DEGRADED. With too few devices of a product,
+    there is no verdict."""
     results = [
         DeviceResult(**{**each["result"], "test": DeviceTest(each["result"]["test"])}) for each in report
     ]  # fmt: skip
     judged = judge_devices(results, low)
     slow = [f"{each.result.device} of {each.result.host}: {each.of_median:.0%} of the median" for each in judged
             if each.slow]  # fmt: skip
-    few = len(results) < devices.LEAST
-    level = BenchLevel.DEGRADED if slow else BenchLevel.UNKNOWN if few else BenchLevel.PASS
-    findings = [*slow, *([f"fewer than {devices.LEAST} devices are not compared with each other"] if few else [])]
+    compared = bool(judged) and all(each.compared for each in judged)
+    level = BenchLevel.DEGRADED if slow else BenchLevel.PASS if compared else BenchLevel.UNKNOWN
+    few = f"fewer than {devices.LEAST} devices of a kind are not compared with each other"
+    findings = [*slow, *([] if compared else [few])]
     figures = [
         CertifiedFigure(f"{each.host} {each.device}", each.value, devices.UNITS[each.test]) for each in results
     ]  # fmt: skip
@@ -250,8 +251,12 @@ def certify_power_cut(report: Mapping[str, Any], commands: Sequence[str]) -> Cer
         if fault[key] is not None:
             figures.append(CertifiedFigure(name, float(fault[key]), "s", BetterFigure.LOWER))
     figures.append(CertifiedFigure("steps lost", float(fault["steps_lost"]), "steps", BetterFigure.LOWER))
-    if not report["survived"]:
-        findings.append(f"the run ended with exit code {report['exit_code']}, {report['orphans']} processes were left")
+    if report["exit_code"]:
+        findings.append(f"the run ended with exit code {report['exit_code']}")
+    if report["orphans"]:
+        findings.append(f"processes left behind: {report['orphans']}")
+    if report["exact"] is False:
+        findings.append("the weights differ from those of an undisturbed run")
     if fault["returned_s"] is None:
         findings.append(f"{fault['node']} was not seen back in service")
     level = BenchLevel.PASS if report["survived"] else BenchLevel.FAIL

@@ -124,10 +124,8 @@ def table_rows(speeds: Iterable[FolderSpeed]) -> list[list[str]]:
 
 
 def compare(speeds: Sequence[FolderSpeed]) -> list[str]:
-    """Return a sentence that compares the shared folders with the local ones; [] if either kind is missing.
-
-    The speeds are medians over all folders of a kind. Only the first folder of each kind is named.
-    """
+    """Return a sentence that compares the median of the shared folders with that of the local ones; [] if either kind
+    is missing."""
     good = [each for each in speeds if not each.error]
     shared, local = ([each for each in good if each.shared is wanted] for wanted in (True, False))
     if not shared or not local:
@@ -136,4 +134,9 @@ def compare(speeds: Sequence[FolderSpeed]) -> list[str]:
     for verb, name in (("writes", "write_mb_per_s"), ("reads", "read_mb_per_s"), ("creates files", "files_per_s")):
         there, here = (median(getattr(each, name) for each in group) for group in (shared, local))
         parts += [f"{verb} at {there / here:.0%}"] if here else []
-    return [f"{shared[0].folder} {', '.join(parts)} of the speed of {local[0].folder}"]
+    return [f"{_folders(shared)} {', '.join(parts)} of the speed of {_folders(local)}"]
+
+
+def _folders(speeds: Iterable[FolderSpeed]) -> str:
+    folders = list(dict.fromkeys(each.folder for each in speeds))
+    return f"the median of {', '.join(folders)}" if len(folders) > 1 else folders[0]

@@ -71,7 +71,11 @@ def command(
     if foreign is not None:
         if read_only:
             raise UsageError("this page has no read-only links", hint="leave out `--read-only`")
-        _serve_own(foreign, listen, revoke, partial(_tell, tunnel=tunnel, no_open=no_open, json_=json_))
+        own = _own_folder(foreign)
+        if revoke:
+            _report_revoked(revoke_logins(own.root), json_)
+        else:
+            _serve_own(foreign, own, listen, partial(_tell, tunnel=tunnel, no_open=no_open, json_=json_))
         return
     folder = _find_folder(name)
     applied = read_applied(folder)
@@ -127,19 +131,23 @@ def _find_foreign(name: str | None) -> ForeignCluster | None:
     return ForeignCluster(found, slurm.client, slurm.env, accounting, runs_home(), lambda: find_slurm().watcher)
 
 
-def _serve_own(cluster: ForeignCluster, listen: str, revoke: bool, tell: Callable[[LoginAddress], None]) -> None:
-    """Serve the page until Ctrl-C. If this user already serves it on this machine, only print another login address.
-    With `revoke`, only end all sessions."""
+def _own_folder(cluster: ForeignCluster) -> ClusterFolder:
     from dalsegno.cluster import home
+    from dalsegno.web.own_page import page_folder
+
+    return page_folder(home(), cluster.name)
+
+
+def _serve_own(
+    cluster: ForeignCluster, folder: ClusterFolder, listen: str, tell: Callable[[LoginAddress], None]
+) -> None:
+    """Serve the page until Ctrl-C. If this user already serves it on this machine, only print another login address."""
     from dalsegno.log import start_logging
     from dalsegno.observe.metrics_endpoint import ListenAddress
-    from dalsegno.web.login import SOCKET, request_login, revoke_logins
-    from dalsegno.web.own_page import page_folder, serve_page
+    from dalsegno.web.login import SOCKET, request_login
+    from dalsegno.web.own_page import serve_page
 
-    folder, address = page_folder(home(), cluster.name), ListenAddress.parse(listen)
-    if revoke:
-        _report_revoked(revoke_logins(folder.root), json_=False)
-        return
+    address = ListenAddress.parse(listen)
     if (folder.root / SOCKET).exists():
         with contextlib.suppress(DalsegnoError):  # the socket may be left from a killed server
             tell(request_login(folder.root))

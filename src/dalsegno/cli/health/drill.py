@@ -43,7 +43,7 @@ ELSEWHERE = "choose another file with `--report FILE`"
 @click.option("--spares", type=click.IntRange(0, 64), help="Spare nodes. Default: 1 if available, else 0.")
 @click.option("--report", type=click.Path(dir_okay=False), help="Report file. Default: drill-SEED.html.")
 @click.option("--only", multiple=True, metavar="FAULT", help="Only this kind of fault; may be repeated.")
-@click.option("--with-spares", is_flag=True, help="Inject a fault only while all spares are ready.")
+@click.option("--with-spares", is_flag=True, help="Inject a fault only while a spare is ready.")
 @click.option("--exclusive", is_flag=True, help="Use whole nodes, so that no fault hits a job of somebody else.")
 @click.option("--no-compare", is_flag=True, help="Skip the undisturbed run and the comparison of weights.")
 @cluster_option

@@ -44,7 +44,7 @@ def command(context: click.Context, name: str | None, json_: bool) -> None:
 
     \b
     PHASE  in service, suspected, drained, down, repairing, validating, needs admin; spare, lent
-           left alone: an administrator took it out of service
+           left alone: an administrator or the platform took it out of service
     """
     from dalsegno.recovery.decisions.reason import slurm_users_of
 

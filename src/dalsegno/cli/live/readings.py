@@ -64,7 +64,7 @@ class LiveReadings:
         self._failing_scrapes: tuple[FailingScrape, ...] = ()
         self._gpus: Mapping[str, tuple[GpuReading, ...]] = {}
         self._health = {source: SourceHealth() for source in LiveSource}
-        self._first_error: DalsegnoError | None = None
+        self._first_error: DalsegnoError | OSError | None = None
 
     def poll(self, source: LiveSource) -> None:
         """Poll one source once. If it does not answer, its last answer is kept."""
@@ -77,7 +77,7 @@ class LiveReadings:
             error = ask()
         except (DalsegnoError, OSError) as failure:
             error = str(failure)
-            if source is LiveSource.SLURM and isinstance(failure, DalsegnoError):
+            if source is LiveSource.SLURM:
                 self._first_error = self._first_error or failure
         self.note(source, error)
 

@@ -108,7 +108,8 @@ def _run(ask: Any, low: float, json_: bool, given: dict[str, Any]) -> None:
     if slow:
         names = ", ".join(f"{each.result.device} of {each.result.host}" for each in slow)
         out.talk(f"slow: {names}")
-        out.advise(f"`dalsegno health {slow[0].result.host}` shows throttling, clocks and errors of the device")
+        where = f" --node {slow[0].result.host}" if place.in_slurm else ""
+        out.advise(f"`dalsegno health{where}` shows throttling, clocks and errors of the device")
         raise click.exceptions.Exit(1)
 
 

@@ -107,7 +107,8 @@ def _start(plan: RunPlan, slurm: SlurmHere, wait_s: float) -> LaunchTimes:
             status = read_status(run.status)
             over = status is not None and status.over
             if not over and time.monotonic() > until:
-                raise DalsegnoError(f"run {run.run} did not end within {wait_s:g} s", hint=f"dalsegno why {run.run}")
+                what = f"run {run.run} did not end within {wait_s:g} s"
+                raise DalsegnoError(what, hint=f"`dalsegno why {run.run}` shows what happened")
             if not over:
                 time.sleep(_POLL_S)
     finally:

@@ -203,4 +203,4 @@ def _show(report: Mapping[str, Any]) -> None:
         out.data("no bad node or link")
     elif any(each["kind"] == "node" for each in report["faults"]):
         node = next(each["nodes"][0] for each in report["faults"] if each["kind"] == "node")
-        out.talk(f"next: `dalsegno health {node}`; to use the others: `--exclude {node}`")
+        out.talk(f"next: `dalsegno health --node {node}`; to use the others: `--exclude {node}`")

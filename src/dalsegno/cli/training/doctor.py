@@ -118,7 +118,7 @@ def _order(
     name: str | None, words: tuple[str, ...], python: str, partition: str, dumps: str, checkpoint: str, ranks: int,
     probe: bool,
 ) -> DoctorOrder:  # fmt: skip
-    from dalsegno.cluster import cluster_id, find_slurm, silence
+    from dalsegno.cluster import find_slurm, has_virtual_nodes, silence
     from dalsegno.doctor.gather import DoctorOrder
     from dalsegno.system.processes import LocalRunner
 
@@ -128,7 +128,7 @@ def _order(
         silent = silence(slurm)
         if silent is not None:
             raise silent
-        same_files = bool(cluster_id(slurm.env))
+        same_files = has_virtual_nodes(slurm)
     except DalsegnoError as error:
         if name or probe:
             raise

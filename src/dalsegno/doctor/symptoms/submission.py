@@ -178,7 +178,7 @@ def _too_few_gpus(case: Case) -> Iterator[DoctorFinding]:
 
 def _no_driver(case: Case) -> Iterator[DoctorFinding]:
     if signs := case.seen(LogSign.NO_DRIVER):
-        fix = "use a partition with GPUs (`sinfo -o '%P %G'`); if this node has some, run `dalsegno health` for it"
+        fix = "use a partition with GPUs (`sinfo -o '%P %G'`); if this node has some, run `dalsegno health --node NODE`"
         yield DoctorFinding(Severity.ERROR, "the node has no GPU, or its driver does not run", fix, evidence_of(signs))
 
 

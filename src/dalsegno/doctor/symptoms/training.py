@@ -46,7 +46,8 @@ def _hang_fix(hang: HangReport) -> str:
     if hang.suspect is HangSuspect.NODE and hang.nodes:
         return f"dalsegno why {shlex.quote(hang.nodes[0])}"
     if hang.suspect is HangSuspect.NETWORK:
-        return "run again with NCCL_DEBUG=INFO, which names the interfaces; `dalsegno health` checks a node's GPUs"
+        look = "`dalsegno health --node NODE` checks a node's GPUs"
+        return f"run again with NCCL_DEBUG=INFO, which names the interfaces; {look}"
     where = f" at {hang.where}" if hang.where else ""
     return f"make every rank call {hang.collective or 'the same collectives'}{where}: no branch on the rank around it"
 

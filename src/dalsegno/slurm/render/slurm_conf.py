@@ -166,7 +166,7 @@ def _nodes(cluster: Cluster, layout: Layout) -> Settings:
     return {
         "SelectType": "select/cons_tres",
         "SelectTypeParameters": "CR_Core_Memory",
-        "GresTypes": "gpu" if any(node.gpus for node in cluster.nodes) else "",
+        "GresTypes": ",".join(sorted({node.gres for node in cluster.nodes if node.gpus})),
         "SlurmdParameters": "config_overrides" if layout.overrides else "",
         "ProctrackType": f"proctrack/{layout.proctrack}",
         "TaskPlugin": layout.task_plugin,
@@ -266,8 +266,10 @@ def _accounting(cluster: Cluster, layout: Layout, slurm: Version) -> Settings:
 
 
 def _tracked(cluster: Cluster) -> str:
-    types = sorted({node.gpu_type for node in cluster.nodes if node.gpus and node.gpu_type})
-    return ",".join(["gres/gpu", *(f"gres/gpu:{kind}" for kind in types)])
+    """Return the devices that accounting counts. GPUs are among them also if there are none, for limits of users."""
+    names = {"gpu", *(node.gres for node in cluster.nodes if node.gpus)}
+    types = {f"{node.gres}:{node.gpu_type}" for node in cluster.nodes if node.gpus and node.gpu_type}
+    return ",".join(f"gres/{each}" for each in (*sorted(names), *sorted(types)))
 
 
 def _store_comments(slurm: Version) -> Settings:

@@ -247,7 +247,8 @@ def _share(partition: PartitionSpec, spec: ClusterSpec, held: dict[str, list[str
     there = len({name for source in partition.nodes_from for name in held.get(source, [])})
     if partition.nodes_from and isinstance(partition.nodes, int) and partition.nodes > there:
         sources = ", ".join(f"`{source}`" for source in partition.nodes_from)
-        what = f"partition `{partition.name}` takes {partition.nodes} nodes from {sources}, which has {there}"
+        has = "has" if len(partition.nodes_from) == 1 else "have"
+        what = f"partition `{partition.name}` takes {partition.nodes} nodes from {sources}, which {has} {there}"
         report.add(partition, "nodes", what, f"write at most `nodes: {there}`, or leave it out for all")
 
 
