@@ -47,7 +47,7 @@ from dalsegno.targets.hyperpod.head import TIMES, repair_words
 from dalsegno.targets.hyperpod.lifecycle import digests, lifecycle_files
 from dalsegno.targets.hyperpod.node_plans import role_plan
 from dalsegno.targets.hyperpod.partitions import CONF
-from dalsegno.targets.hyperpod.plan import HyperPodPlan, make_plan, refuse_impossible, refuse_unbuilt
+from dalsegno.targets.hyperpod.plan import HyperPodPlan, make_plan, refuse_impossible
 from dalsegno.targets.hyperpod.requests import create_request, group_request, planned_groups, settings_of
 from dalsegno.targets.hyperpod.status import machine_rows, phase_of, read_status, unanswered_status
 from dalsegno.targets.hyperpod.studio import NO_USERS, StudioUser, studio_requests, studio_script
@@ -95,7 +95,6 @@ class HyperPodTarget(OperatorSide):
 
     def plan(self, cluster: Cluster) -> HyperPodPlan:
         """Return the plan that turns the cluster into that of its file. Nothing is changed."""
-        refuse_unbuilt(cluster)
         cluster = with_uids(cluster, self.folder)
         own, state = settings_of(cluster), read_hyperpod_state(self.folder)
         api = self._connect(own.region)
@@ -171,7 +170,6 @@ class HyperPodTarget(OperatorSide):
 
     def platform_files(self, cluster: Cluster) -> dict[str, str]:
         """Return the requests and the lifecycle scripts, for `aws sagemaker create-cluster` and `aws s3 sync`."""
-        refuse_unbuilt(cluster)
         cluster = with_uids(cluster, self.folder)
         own = settings_of(cluster)
         sample = _SAMPLE.format(region=own.region)
