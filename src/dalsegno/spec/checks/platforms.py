@@ -49,7 +49,7 @@ REFUSALS = (
     RefusedField(
         _HYPERPOD,
         ("users.admin",),
-        "HyperPod's image runs no slurmdbd, which would know administrators",
+        "Dal Segno does not change HyperPod's accounting, which has the administrators",
         "give the user sudo with `groups: [sudo]` and `allow_privileged: [sudo]`",
     ),
     RefusedField(_OCI, _CONF, "the stack writes slurm.conf, again after each resize"),
