@@ -11,7 +11,8 @@ import yaml
 from click.testing import CliRunner
 
 from dalsegno.cli.cluster.status import daemon_rows
-from dalsegno.cli.measure.monitor import command, dashboards, describe_missing, show_status, write_private
+from dalsegno.cli.measure.dashboards import command as dashboards
+from dalsegno.cli.measure.monitor import command, describe_missing, show_status, write_private
 from dalsegno.errors import DalsegnoError, TargetError
 from dalsegno.inject.records import record
 from dalsegno.observe.grafana import PASSWORD, grafana_files

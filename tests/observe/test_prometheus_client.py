@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from dalsegno.cli.measure.monitor import dashboards
+from dalsegno.cli.measure.dashboards import command as dashboards
 from dalsegno.errors import DalsegnoError
 from dalsegno.observe.http_server import HttpRequest, HttpResponse, HttpServer
 from dalsegno.observe.prometheus_client import PrometheusClient, QuerySample, ScrapeState

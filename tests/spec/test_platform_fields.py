@@ -34,7 +34,7 @@ FILES: dict[str, dict[str, Any]] = {
         "partitions": [{"name": "train", "nodes": 2, "instance": "ml.p5.48xlarge"}],
     },
     "oci": {
-        "oci": {"region": "eu-frankfurt-1", "compartment": "ocid1.compartment.oc1..aaaa"},
+        "oci": {"region": "eu-frankfurt-1", "compartment": "ocid1.compartment.oc1..aaaa", "ad": "EU-FRANKFURT-1-AD-1"},
         "partitions": [{"name": "train", "nodes": 2, "instance": "BM.GPU.H100.8"}],
     },
 }  # fmt: skip

@@ -83,7 +83,7 @@ def test_incomplete_block_is_not_reported_as_missing(faults):
         name: demo
         target: hyperpod
         hyperpod: {region: us-east-1, bucket: sagemaker-x}
-        partitions: [{name: train, nodes: 4, instance: p5.48xlarge}]
+        partitions: [{name: train, nodes: 4, instance: ml.p5.48xlarge}]
         """
     assert lines_of(faults, text) == [3]
 

@@ -1,8 +1,10 @@
 """Tests of `init`, `validate` and `schema`."""
 
 import json
+import re
 
 import pytest
+import yaml
 from click.testing import CliRunner
 
 from dalsegno.cli.cluster.cluster_file import init, schema, validate
@@ -29,6 +31,20 @@ def test_init_writes_a_valid_file(run, target):
     done = run(validate)
     assert done.exit_code == 0
     assert done.stdout.startswith(f"cluster.yaml is valid: mine on {target}, ")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_init_names_the_examples_to_replace_and_the_next_commands(run, tmp_path, target):
+    said = run(init, "own.yaml", "--target", target).stderr
+    written = yaml.safe_load((tmp_path / "own.yaml").read_text())
+    named = [word.split(".") for word in re.findall(r"`([a-z_.]+)`", said)]
+    assert all(path[0] in written and (len(path) == 1 or path[1] in written[path[0]]) for path in named), said
+    examples = {"execution_role", "bucket", "subnets", "security_groups", "compartment", "ad", "template", "hosts"}
+    assert examples & {*(written.get(target) or ())} <= {path[-1] for path in named}
+    commands = [words.split()[1] for words in re.findall(r"`(dalsegno [^`]*)`", said)]
+    own = {"local": ["validate", "up"], "existing": ["adopt", "validate", "adopt", "run"]}
+    assert commands == own.get(target, ["validate", "plan", "up"])
+    assert all("own.yaml" in words for words in re.findall(r"`dalsegno ([^`]*)`", said) if "run" not in words)
 
 
 def test_validate_prints_a_summary_line(run, tmp_path):

@@ -16,12 +16,13 @@ name: demo
 target: hyperpod
 partitions: [{name: train, nodes: 2, instance: ml.p5.48xlarge}]
 hyperpod: {region: us-east-1, execution_role: "arn:aws:iam::123456789012:role/x", bucket: sagemaker-x}
+head: {instance: ml.m5.2xlarge}
 """
 OCI = """\
 name: demo
 target: oci
 partitions: [{name: train, nodes: 2, instance: BM.GPU.H100.8}]
-oci: {region: eu-frankfurt-1, compartment: ocid1.compartment.oc1..aaaa}
+oci: {region: eu-frankfurt-1, compartment: ocid1.compartment.oc1..aaaa, ad: EU-FRANKFURT-1-AD-1}
 """
 SSH = """\
 name: demo
@@ -106,7 +107,7 @@ CASES = [
     (
         PARALLELCLUSTER.replace("p5.48xlarge", "BM.GPU.H100.8"),
         (3, "partition `train` has instance `BM.GPU.H100.8` of oci, but target `parallelcluster` is aws"),
-        "choose an instance type of aws",
+        "use `p5.48xlarge`",
     ),
     (
         PARALLELCLUSTER + "slurm: {backup_controller: true}\n",
@@ -145,7 +146,7 @@ CASES = [
     ),
     (
         HYPERPOD + "slurm: {backup_controller: true}\n",
-        (5, "`backup_controller` is not possible on hyperpod: the platform runs the controller"),
+        (6, "`backup_controller` is not possible on hyperpod: the platform runs the controller"),
         "leave it out",
     ),
     (

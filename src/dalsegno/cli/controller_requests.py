@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import re
 import time
+from collections.abc import Mapping
+from pathlib import Path
+from shutil import which
 from typing import TYPE_CHECKING, Any
 
 from dalsegno.errors import CommandFailed, CommandTimedOut, DalsegnoError, NotThere
 from dalsegno.slurm.parse.messages import SlurmTrouble, parse_troubles
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-import os
-import re
-from collections.abc import Mapping
-from shutil import which
+    from dalsegno.cluster import SlurmHere
 
 _SILENT = frozenset({SlurmTrouble.NO_CONTROLLER, SlurmTrouble.DISCONNECTED, SlurmTrouble.NO_CONNECTION})
 
@@ -45,6 +45,20 @@ def no_cluster() -> DalsegnoError:
 
 
 ANSWER_S = 10.0
+PING_S = 3.0
+
+
+def _refuse_missing(slurm: SlurmHere) -> None:
+    """Raise the `no_cluster()` error if this machine has Slurm's commands, but neither slurm.conf nor a cluster."""
+    if slurm.env.get("SLURM_CONF"):
+        return
+    if which("sinfo", path=slurm.env.get("PATH")) is None:
+        raise no_cluster()
+    try:
+        slurm.client_within(PING_S).scontrol("ping")
+    except CommandFailed as fault:
+        if (meaning := meaning_of(fault)) is not fault:
+            raise meaning from None
 
 
 def find_controller(name: str | None) -> Path:
@@ -53,9 +67,8 @@ def find_controller(name: str | None) -> Path:
 
     slurm = find_slurm(name)
     socket = slurm.controller or slurm.watcher
-    if socket is None and not slurm.env.get("SLURM_CONF") and which("sinfo", path=slurm.env.get("PATH")) is None:
-        raise no_cluster()
     if socket is None:
+        _refuse_missing(slurm)
         raise DalsegnoError(
             "this cluster has no controller: Dal Segno did not create it",
             hint="`dalsegno adopt watch` watches its nodes; `dalsegno ls` lists the clusters that Dal Segno created",

@@ -66,7 +66,7 @@ GROUPS = {  # maps each group to its commands and their help texts, in the order
         "certify": "Measure the whole cluster, and write a report with a verdict.",
         "exporter": "Serve the metrics of any Slurm cluster to Prometheus.",
         "monitor": "Run Prometheus for the cluster; show targets, alerts and panels without data.",
-        "dashboards": "Write dashboards for Grafana.",
+        "dashboards": "Write dashboards for Grafana, and start Grafana on AWS.",
     },
     "Other": {
         "schema": "Print the cluster file's JSON schema for editors.",
@@ -78,7 +78,7 @@ FOLDERS = {"Other": ""}  # maps a group to its folder in `cli/`; the default is 
 # maps a command to the module that it shares with other commands; the module's function has the command's name
 SHARED_MODULES = {
     "init": "cluster_file", "validate": "cluster_file", "plan": "up", "ls": "status", "env": "shell", "events": "nodes",
-    "automation": "nodes", "dashboards": "monitor", "group": "user", "schema": "cluster.cluster_file",
+    "automation": "nodes", "group": "user", "schema": "cluster.cluster_file",
 }  # fmt: skip
 
 

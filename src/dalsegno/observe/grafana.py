@@ -11,7 +11,8 @@ from dalsegno.observe.monitor_layout import USER
 from dalsegno.observe.panels import DATASOURCE_UID, dashboard_json
 from dalsegno.observe.prometheus import yaml_text
 
-IMAGE = "grafana/grafana:11.4.0"
+VERSION = "11.4.0"
+IMAGE = f"grafana/grafana:{VERSION}"
 PASSWORD = "prometheus-password"  # name of the file with the password, and of the secret in the compose file
 WRITER = "dalsegno dashboards export"
 DASHBOARD_FOLDER = "/var/lib/grafana/dashboards"

@@ -70,6 +70,7 @@ _EXAMPLES = {
     "target": "`target: local`",
     "partitions": "`partitions: [{name: train, nodes: 4}]`",
 }
+_EXAMPLES_IN: dict[KeyPath, str] = {("oci", "ad"): "`ad:`; `oci iam availability-domain list` shows the names"}
 _TYPES = {
     "string_type": ("text", "put it in quotes"),
     "int_type": ("a whole number", ""),
@@ -97,7 +98,7 @@ def describe_error(error: ErrorDetails, path: KeyPath, data: Any, root: type[Sec
         return f"{name_value(path[:-1], data)} has no setting {show(path[-1])}", _unknown(root, path)
     if kind == "missing":
         key = str(path[-1])
-        example = _EXAMPLES.get(key) if len(path) == 1 else None
+        example = _EXAMPLES.get(key) if len(path) == 1 else _EXAMPLES_IN.get(tuple(path))
         return f"{name_value(path[:-1], data)} needs `{key}`", f"add {example or f'`{key}:`'}"
     subject = name_value(path, data)
     if error["loc"][-1:] == ("[key]",):

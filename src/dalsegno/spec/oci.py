@@ -29,7 +29,7 @@ class Oci(Section):
     region: Region = Field(description="OCI region: eu-frankfurt-1.")
     compartment: CompartmentId = Field(description="OCID of the compartment for all created resources.")
     tenancy: TenancyId | None = Field(default=None, description="OCID of the tenancy. Default: from ~/.oci/config.")
-    ad: DomainName | None = Field(default=None, description="Availability domain. Needed by `up`.")
+    ad: DomainName = Field(description="Availability domain. `oci iam availability-domain list` shows their names.")
     profile: Annotated[str, shaped(r"[A-Za-z0-9_-]{1,64}", "DEFAULT")] = Field(
         default="DEFAULT", description="Profile in ~/.oci/config."
     )

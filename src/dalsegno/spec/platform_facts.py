@@ -75,3 +75,18 @@ class OciFacts:
     stack_version: str = "v3"
     template: str = ""  # path of the stack's Terraform files, as a zip file
     tags: Mapping[str, str] = field(default_factory=dict)
+
+
+# The images that each release of the stack offers. For Ubuntu, users need their own image.
+GPU_IMAGES = {"v2.10": "GPU_OL8_NV550", "v3": "GPU_OL8_NV570"}
+HPC_IMAGE = "HPC_OL8"
+# The shapes with an RDMA network that release 2.10 knows. Its Slurm configuration has no node of another one.
+OLDER_RDMA_SHAPES = (
+    "BM.HPC2.36", "BM.GPU4.8", "BM.GPU.B4.8", "BM.GPU.A100-v2.8", "BM.GPU.H100.8", "BM.Optimized3.36", "BM.HPC.E5.144",
+)  # fmt: skip
+LUSTRE_TIERS = (125, 250, 500, 1000)  # MB/s per TB
+
+
+def image_name(image: str | None, release: str, *, gpus: bool) -> str:
+    """Return the OCID of the nodes' image, or its name in the marketplace."""
+    return image or (GPU_IMAGES[release] if gpus else HPC_IMAGE)

@@ -20,8 +20,8 @@ def resolve_hyperpod(spec: ClusterSpec) -> HyperPodFacts | None:
         execution_role=own.execution_role,
         bucket=own.bucket,
         prefix=(own.prefix or spec.name).strip("/"),
-        head_instance=_machine_learning(spec.head.instance),
-        login_instance=_machine_learning(spec.login.instance),
+        head_instance=spec.head.instance,
+        login_instance=spec.login.instance,
         configuration=own.configuration,
         node_recovery=own.node_recovery,
         config_strategy=own.config_strategy,
@@ -37,11 +37,6 @@ def resolve_hyperpod(spec: ClusterSpec) -> HyperPodFacts | None:
         ssh_key=os.path.expanduser(own.ssh_key or ""),
         tags=dict(own.tags),
     )
-
-
-def _machine_learning(instance: str) -> str:
-    """Return HyperPod's name for an instance type, such as ml.p5.48xlarge."""
-    return instance if not instance or instance.startswith("ml.") else f"ml.{instance}"
 
 
 def resolve_oci(spec: ClusterSpec) -> OciFacts | None:
@@ -61,7 +56,7 @@ def resolve_oci(spec: ClusterSpec) -> OciFacts | None:
         pool_cpus=spec.partitions[0].cpus,
         pool_memory_gib=_gib(spec.partitions[0].memory),
         tenancy=own.tenancy or "",
-        ad=own.ad or "",
+        ad=own.ad,
         profile=own.profile,
         ssh_key=os.path.expanduser(own.ssh_key),
         image=own.image or "",

@@ -290,7 +290,8 @@ class ParallelCluster(Section):
         default=[], description="Additional security groups of all machines. Default: one for EFA in a new network."
     )
     key: KeyName | None = Field(
-        default=None, description="EC2 key pair; a new one (ed25519) if there is none. Without it, connect with SSM."
+        default=None,
+        description="EC2 key pair, with Ubuntu ed25519; a new one if there is none. Without it, connect with SSM.",
     )
     allowed_ips: Cidr | None = Field(default=None, description="Addresses that may reach the head node's sshd.")
     capacity_type: CapacityType = Field(default="ONDEMAND", description="Purchase option of compute nodes.")

@@ -66,6 +66,17 @@ class CanExport(Protocol):
 
 
 @runtime_checkable
+class CanHostGrafana(Protocol):
+    """A target that can start Grafana on a machine of its cloud."""
+
+    def start_grafana(self, say: Say) -> str:
+        """Create or update the machine, and return the command that forwards Grafana's port to this machine."""
+
+    def stop_grafana(self, say: Say) -> bool:
+        """Delete the machine; return False if there is none."""
+
+
+@runtime_checkable
 class AsksWhileApplying(Protocol):
     """A target that knows only in `apply` what it destroys. It then calls `confirm`, and stops if the user declines."""
 

@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 
 from dalsegno.containers.native import HEADER, HELPER, PLUGIN
-from dalsegno.errors import DalsegnoError, TargetError
+from dalsegno.errors import DalsegnoError
 from dalsegno.setup.machine_record import BEGIN
 from dalsegno.system.processes import Completed, FakeRunner
 from dalsegno.targets.hyperpod.answers import SlurmRole
 from dalsegno.targets.hyperpod.containers import ContainerSetup, InstancePaths, read_stack, with_line
 from dalsegno.targets.hyperpod.lifecycle import render_entry
-from dalsegno.targets.hyperpod.plan import refuse_unbuilt
 from tests.targets.hyperpod.conftest import CPU, cluster_of, open_hyperpod
 from tests.targets.hyperpod.test_changes import LUSTRE, NETWORK
 from tests.targets.hyperpod.test_connections import key_file
@@ -183,16 +182,6 @@ def test_lifecycle_script_switches_containers_as_the_file_says(rest: str, argume
     (line,) = (line for line in lines if "hyperpod-containers" in line)
     assert line.endswith(f"programs.py hyperpod-containers {arguments}")
     assert any(BEGIN in line for line in lines) == arguments.startswith("off"), "nothing runs if nothing is to remove"
-
-
-def test_images_are_refused_where_up_cannot_import_them():
-    for rest in (IMAGES, f"{FSX}{IMAGES.replace('folder: /fsx/images, ', '')}"):
-        with pytest.raises(TargetError, match=r"needs a `containers\.folder` on shared storage"):
-            refuse_unbuilt(cluster_of(CPU, KEY, rest))
-    with pytest.raises(TargetError, match=r"needs `hyperpod\.ssh_key`"):
-        refuse_unbuilt(cluster_of(CPU, "", FSX + IMAGES))
-    refuse_unbuilt(cluster_of(CPU, KEY, FSX + IMAGES))
-    refuse_unbuilt(cluster_of(CPU, "", "containers: {enabled: true}\n"))
 
 
 def test_images_of_the_file_are_imported_on_the_controller(aws, tmp_path: Path):

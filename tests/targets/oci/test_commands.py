@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 
 from dalsegno.targets.oci.head import describe_command, reboot_command, replace_commands
-from dalsegno.targets.oci.partitions import commands_for
-from tests.targets.oci.conftest import GPUS, cluster_of
 
 RECORDED = Path(__file__).parents[2] / "recorded"
 FOLDERS = {"v2.10": "oci-hpc-2.10.6", "v3": "oci-hpc-3.1.0"}
@@ -37,16 +35,6 @@ def test_replacement_uses_commands_and_options_of_the_release(release: str):
     if release == "v3":
         commands += [describe_command("compute-1"), reboot_command(release, "compute-1")]
     assert [unknown for argv in commands for unknown in unknown_words(release, argv)] == []
-
-
-def test_advice_about_more_partitions_uses_commands_and_options_of_the_release(folder: Path):
-    cluster = cluster_of(
-        folder, f"{GPUS}, {{name: debug, nodes: 3, instance: VM.Standard.E4.Flex, cpus: 8, memory: 64G}}"
-    )
-    advised = commands_for(cluster, cluster.partitions[1], "v3", "HPC_OL8")
-    lines = [shlex.split(line.removeprefix("sudo ")) for line in (*advised.add, advised.remove)]
-    assert len(lines) == 5
-    assert [unknown for argv in lines for unknown in unknown_words("v3", argv)] == []
 
 
 def test_recorded_commands_find_a_wrong_option_and_a_wrong_command():

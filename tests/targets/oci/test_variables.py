@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
-from dalsegno.errors import TargetError
+from dalsegno.errors import SpecError
 from dalsegno.hardware import find_instance, instances
 from dalsegno.targets.oci.resource_manager import FakeResourceManager
 from dalsegno.targets.oci.variables import (
@@ -61,6 +61,7 @@ EVERY_SETTING: list[dict[str, str]] = [
     {"rest": "storage: [{name: data, mount: /data, type: nfs, source: '10.0.0.5:/export', options: ro}]\n"},
     {"rest": "storage: [{name: home, mount: /home, type: fss, home: true}]\n"},
     {"rest": f"storage: [{NEW_LUSTRE}]\n", "release": "v3"},
+    {"rest": f"storage: [{NEW_LUSTRE.replace('31200G', '166400G, throughput: 1000')}]\n", "release": "v3"},
     {
         "rest": "storage: [{name: fast, mount: /fast, type: lustre, source: '10.0.0.9@tcp:/lustre'}]\n",
         "release": "v3",
@@ -122,9 +123,9 @@ def test_shapes_of_the_catalog_fit_the_published_release_or_are_refused(folder, 
     nodes = f"{{name: train, nodes: 2, instance: {shape}{sized}}}"
     offered = there["cluster_network_shape"].choices.split("|")
     if find_instance(shape).nics and shape not in offered:
-        with pytest.raises(TargetError, match=f"does not know {shape}") as caught:
+        with pytest.raises(SpecError, match=f"does not know the RDMA network of `{shape}`") as caught:
             variables(folder, release, partitions=nodes)
-        assert release == "v2.10" and "stack_version: v3" in caught.value.hint
+        assert release == "v2.10" and "stack_version: v3" in caught.value.problems[0].hint
         return
     sent = variables(folder, release, partitions=nodes)
     assert {name: value for name, value in sent.items() if not there[name].accepts(value)} == {}
@@ -203,71 +204,21 @@ def test_homes_and_another_file_system_and_lustre_can_be_combined(folder, releas
     assert found.get("lfs_target_path") == ("/fast" if lustre else None)
 
 
-@pytest.mark.parametrize(
-    ("parts", "problem"),
-    [
-        (
-            {"partitions": f"{GPUS}, {GPUS.replace('train', 'more')}"},
-            "more than one partition: its Terraform creates one",
-        ),
-        ({"settings": "  os: ubuntu2204\n"}, "no image with ubuntu2204"),
-        (
-            {"rest": f"storage: [{HOMES}, {{name: a, mount: /a, type: fss}}, {{name: b, mount: /b, type: fss}}]\n"},
-            "one",
-        ),
-        (
-            {"rest": f"storage: [{HOMES}, {{name: a, mount: /a, type: nfs, source: '10.0.0.5:/export'}}]\n"},
-            "creates both file systems or none",
-        ),
-        ({"release": "v2.10", "rest": "storage: [{name: f, mount: /f, type: lustre, size: 31200G}]\n"}, "only release"),
-    ],
-)
-def test_setting_that_the_stack_does_not_support_is_refused(folder, parts, problem):
-    with pytest.raises(TargetError, match=problem) as caught:
-        variables(folder, **parts)
-    assert caught.value.hint
+def test_new_lustre_has_the_compartment_and_the_tier_that_the_file_says(folder):
+    """The stack's Terraform has no default for the compartment: without it, the APPLY job fails."""
+    new = variables(folder, rest=f"storage: [{NEW_LUSTRE}]\n")
+    assert (new["lfs_compartment"], new["lfs_ad"]) == ("ocid1.compartment.oc1..aaaaaaaaexample", AD)
+    assert (new["create_lfs"], new["lfs_capacity_in_gbs"]) == ("new", 31200) and "lfs_perf_tier" not in new
+    fast = variables(folder, rest=f"storage: [{NEW_LUSTRE.replace('31200G', '41600G, throughput: 500')}]\n")
+    assert (fast["lfs_capacity_in_gbs"], fast["lfs_perf_tier"]) == (41600, "MBPS_PER_TB_500")
 
 
-MORE = f"{GPUS}, {{name: debug, nodes: 3, instance: VM.Standard.E4.Flex, cpus: 8, memory: 64G}}"
-
-
-def hint_for_more_partitions(folder, release: str, settings: str = "") -> list[str]:
-    with pytest.raises(TargetError) as caught:
-        variables(folder, release, partitions=MORE, settings=settings)
-    return caught.value.hint.splitlines()
-
-
-def test_refused_partitions_have_the_commands_of_the_stack_in_the_hint(folder):
-    fields = "partition=debug,default_partition=false,shape=VM.Standard.E4.Flex,rdma_enabled=false,"
-    fields += "marketplace_listing=HPC_OL8,instance_pool_ocpus=4,"
-    fields += "instance_pool_custom_memory=true,instance_pool_memory=64"
-    assert hint_for_more_partitions(folder, "v3") == [
-        "leave only `train` in the file, and run this on the controller after `up` (`dalsegno ssh head`):",
-        "  mgmt configurations create from-existing --configuration default --name debug",
-        f"  mgmt configurations update --name debug --fields {fields}",
-        "  sudo mgmt configurations update-slurm",
-        "  mgmt clusters create --cluster debug --count 3 --instancetype debug",
-        "before `down`, end their machines, which Terraform does not know:",
-        "  mgmt clusters delete --cluster debug",
-    ]
-
-
-def test_refused_partitions_of_the_older_release_have_its_scripts_in_the_hint(folder):
-    own = "  image: ocid1.image.oc1.eu-frankfurt-1.aaaa\n"
-    first, queue, *lines = hint_for_more_partitions(folder, "v2.10", own)
-    assert first.startswith("leave only `train`")
-    assert queue.startswith("  sudo vi /opt/oci-hpc/conf/queues.conf   # add a queue `debug`")
-    assert queue.endswith(
-        "shape VM.Standard.E4.Flex, image ocid1.image.oc1.eu-frankfurt-1.aaaa, cluster_network false, "
-        "instance_pool_ocpus 4, instance_pool_custom_memory true, instance_pool_memory 64"
-    )
-    assert lines == [
-        "  /opt/oci-hpc/bin/slurm_config.sh",
-        "  /opt/oci-hpc/bin/create_cluster.sh 3 debug-1-debug debug debug",
-        "  bash /opt/dalsegno-scripts/nodes.sh",
-        "before `down`, end their machines, which Terraform does not know:",
-        "  /opt/oci-hpc/bin/delete_cluster.sh debug-1-debug",
-    ]
+def test_new_lustre_needs_a_policy_of_its_own(folder):
+    service = "allow service lustrefs to use virtual-network-family in tenancy"
+    with_lustre = cluster_of(folder, rest=f"storage: [{NEW_LUSTRE}]\n")
+    assert f"IAM policy: {service}" in open_oci(folder, FakeResourceManager()).plan(with_lustre).details()
+    plan = open_oci(folder, FakeResourceManager()).plan(cluster_of(folder))
+    assert not [line for line in plan.details() if "lustrefs" in line]
 
 
 RACKS = "slurm: {topology: {nodes_per_switch: 1}}\n"

@@ -53,7 +53,7 @@ class FakeAccount:
     objects: dict[str, bytes] = field(default_factory=dict)
     secrets: dict[str, Json] = field(default_factory=dict)
     groups: dict[str, str] = field(default_factory=dict)  # placement groups: name -> strategy
-    keys: set[str] = field(default_factory=set)
+    keys: dict[str, str] = field(default_factory=dict)  # name -> type
     associations: list[Json] = field(default_factory=list)
     association_ends: list[tuple[str, str]] = field(default_factory=list)  # how the next ones end: state, message
     reservations: list[Json] = field(default_factory=list)
@@ -267,10 +267,10 @@ class FakeAccount:
     def do_describe_key_pairs(self, KeyNames: list[str]) -> Mapping[str, Any]:
         if KeyNames[0] not in self.keys:
             raise explain(CloudRefusal.NOT_THERE, "describe-key-pairs")
-        return {}
+        return {"KeyPairs": [{"KeyName": name, "KeyType": self.keys[name]} for name in KeyNames]}
 
-    def do_create_key_pair(self, KeyName: str, **_: Any) -> Mapping[str, Any]:
-        self.keys.add(KeyName)
+    def do_create_key_pair(self, KeyName: str, KeyType: str, **_: Any) -> Mapping[str, Any]:
+        self.keys[KeyName] = KeyType
         return {"KeyMaterial": "-----BEGIN PRIVATE KEY-----\n"}
 
     def do_head_bucket(self, Bucket: str, ExpectedBucketOwner: str = "") -> Mapping[str, Any]:

@@ -247,6 +247,38 @@ def test_too_small_a_quota_is_refused_before_anything_is_created(stage: Stage):
     assert stage.account.stacks == {} and not stage.folder.exists()
 
 
+KEYED = MINIMAL.replace("us-east-1}", "us-east-1, key: k, allowed_ips: 203.0.113.0/24}")
+
+
+@pytest.mark.parametrize("system", ["ubuntu2204", "ubuntu2404"])
+def test_rsa_key_on_ubuntu_is_refused_before_anything_is_created(stage: Stage, system: str):
+    stage.account.keys["k"] = "rsa"
+    plan = stage.target().plan(cluster_of(KEYED.replace("key: k", f"key: k, os: {system}")))
+    assert any(
+        f"key pair k: it is an RSA key, which ParallelCluster refuses with {system}" in each
+        for each in plan.sentences()
+    )
+    with pytest.raises(TargetError, match="it is an RSA key"):
+        stage.target().apply(plan, stage.said.append)
+    assert stage.account.stacks == {} and not stage.folder.exists()
+
+
+@pytest.mark.parametrize(("system", "kind"), [("alinux2023", "rsa"), ("rhel9", "rsa"), ("ubuntu2204", "ed25519")])
+def test_key_pair_of_ec2_is_used_with_the_private_key_of_the_user(stage: Stage, monkeypatch, system: str, kind: str):
+    monkeypatch.setenv("HOME", str(stage.root))
+    stage.account.keys["k"] = kind
+    text = KEYED.replace("key: k", f"key: k, os: {system}")
+    private = stage.root / ".ssh/k.pem"
+    expected = f"check the private key of k: ssh expects it in {private}, or in its agent"
+    assert expected in stage.target().plan(cluster_of(text)).details()
+    private.parent.mkdir()
+    private.touch()
+    plan = stage.up(text)
+    assert not plan.new_key and expected not in plan.details()
+    assert stage.account.keys == {"k": kind}
+    assert str(private) in stage.target().shell([], {}, "/").argv
+
+
 def test_network_is_made_in_the_zone_of_the_reservation(stage: Stage):
     stage.account.reservations, stage.account.zone = [RESERVED], "us-east-1b"
     stage.up(MINIMAL.replace("us-east-1}", "us-east-1, capacity_reservation: cr-0123456789abcdef0}"))

@@ -44,6 +44,18 @@ def test_plan_writes_the_files_without_a_query_to_aws_or_pcluster(tmp_path: Path
     assert not (tmp_path / "home/clusters/ml-cluster").exists(), "nothing is recorded"
 
 
+def test_plan_lists_the_written_files_as_json(tmp_path: Path, command, monkeypatch):
+    monkeypatch.setenv("DALSEGNO_HOME", str(tmp_path / "home"))
+    (tmp_path / "cluster.yaml").write_text(WALKTHROUGH)
+    done = command("plan", tmp_path / "cluster.yaml", "--json", "--write", tmp_path / "out")
+    answer = json.loads(done.stdout)
+    assert (answer["cluster"], answer["target"], done.returncode) == ("ml-cluster", "parallelcluster", 0)
+    assert {Path(each).name for each in answer["files"]} == {
+        "cluster.yaml", "prerequisites.json", "head.sh", "compute.sh", "login.sh"
+    }  # fmt: skip
+    assert all(Path(each).is_file() for each in answer["files"])
+
+
 def test_plan_writes_over_its_own_files_and_over_no_others(tmp_path: Path, command, monkeypatch):
     monkeypatch.setenv("DALSEGNO_HOME", str(tmp_path / "home"))
     source, folder = tmp_path / "cluster.yaml", tmp_path / "out"

@@ -30,6 +30,17 @@ _CONFIRMATIONS = (
     ("mig", "Are GPUs divided into MIG slices?"),
 )
 
+# What to replace in the starter file of a target, because it is an example. The other starters work unchanged.
+_EXAMPLES = {
+    "ssh": ("ssh.user", "ssh.hosts"),
+    "parallelcluster": ("parallelcluster.region", "partitions", "storage"),
+    "hyperpod": (
+        "hyperpod.region", "hyperpod.execution_role", "hyperpod.bucket", "hyperpod.subnets",
+        "hyperpod.security_groups", "hyperpod.ssh_key", "partitions",
+    ),
+    "oci": ("oci.region", "oci.compartment", "oci.ad", "oci.ssh_key", "oci.template", "partitions"),
+}  # fmt: skip
+
 
 @click.command()
 @file_argument
@@ -76,12 +87,31 @@ def init(file: str, target: str | None, name: str, force: bool, ask: bool, **ans
     if parse_spec(text, file).name != name:
         raise UsageError(f"invalid cluster name `{name}`", hint="use lowercase letters, digits, `-` and `_`")
     write_atomic(path, text)
-    argument = "" if file == "cluster.yaml" else f" {shlex.quote(file)}"
     for line in chosen.why if chosen else ():
         out.talk(line)
     for line in chosen.cautions if chosen else ():
         out.warn(line)
-    out.talk(f"wrote {file}; next: `dalsegno validate{argument}`, then `dalsegno up{argument}`")
+    for line in next_steps(target, file):
+        out.talk(line)
+
+
+def next_steps(target: str, file: str) -> list[str]:
+    """Return what to do with a starter file: what to replace in it, and the commands for it."""
+    argument = "" if file == "cluster.yaml" else f" {shlex.quote(file)}"
+    check, plan, up = (f"`dalsegno {command}{argument}`" for command in ("validate", "plan", "up"))
+    fields = ", ".join(f"`{field}`" for field in _EXAMPLES.get(target, ()))
+    fill_in = [f"put your own values into {fields}"] if fields else []
+    if target == "existing":
+        adopt = "dalsegno adopt --force" + (f" -o{argument}" if argument else "")
+        watch = f"`dalsegno adopt watch{argument}`, which watches the nodes"
+        return [
+            f"wrote {file}; on a machine of that cluster, `{adopt}` writes it with the real nodes",
+            f"next: {check}, then {watch}; `dalsegno run train.py` trains there without this file",
+        ]
+    if target == "local":
+        return [f"wrote {file}; next: {check}, then {up}"]
+    shows = "which shows what it creates" if target == "ssh" else "which shows what it creates and what that costs"
+    return [f"wrote {file}", *fill_in, f"next: {check}, {plan}, {shows}, then {up}"]
 
 
 def _read_needs(answers: Mapping[str, Any], ask: bool) -> Needs:

@@ -39,7 +39,12 @@ def plan(file: str, json_: bool, folder: str | None) -> None:
     """
     cluster, _, target = _open(file)
     if folder is not None:
-        _write_files(target, cluster, Path(folder))
+        written = _write_files(target, cluster, Path(folder))
+        if json_:
+            out.as_json({"cluster": cluster.name, "target": cluster.target, "files": written})
+        else:
+            for path in written:
+                out.data(path)
         return
     plan = target.plan(cluster)
     consequences = [*plan.sentences(), *plan.details()]
@@ -57,7 +62,8 @@ def plan(file: str, json_: bool, folder: str | None) -> None:
             out.data(line)
 
 
-def _write_files(target: Target, cluster: Cluster, folder: Path) -> None:
+def _write_files(target: Target, cluster: Cluster, folder: Path) -> list[str]:
+    """Write the files of the cloud's own tools to the folder, and return their paths."""
     from dalsegno.system.files import make_folder, write_atomic
     from dalsegno.targets.machines import CanRenderFiles
 
@@ -81,8 +87,8 @@ def _write_files(target: Target, cluster: Cluster, folder: Path) -> None:
     for name, text in files.items():
         make_folder((folder / name).parent)
         write_atomic(folder / name, text)
-        out.data(str(folder / name))
     write_atomic(folder / WRITTEN, "".join(f"{name}\n" for name in sorted(files)))
+    return [str(folder / name) for name in files]
 
 
 def _read_written(folder: Path) -> set[str]:

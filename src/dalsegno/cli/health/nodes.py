@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dalsegno.cli import out
-from dalsegno.cli.controller_requests import ask_controller, find_controller, format_time
+from dalsegno.cli.controller_requests import ask_controller, find_controller, format_time, slurm_failure
 from dalsegno.cli.elevation import elevate_for_cluster
 from dalsegno.cli.out import cluster_option, json_option
-from dalsegno.errors import DalsegnoError
+from dalsegno.errors import CommandFailed, DalsegnoError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -120,6 +120,7 @@ def reboot(nodes: tuple[str, ...], api: bool, name: str | None) -> None:
 def _act(action: InstanceAction, nodes: tuple[str, ...], api: bool, name: str | None) -> None:
     platform = _find_platform(name)
     if platform is None:
+        find_controller(name)  # says so if there is no cluster
         raise DalsegnoError(
             f"this cluster has no platform that could {action.value} machines",
             hint="its controller repairs nodes: `dalsegno events` shows what it does",
@@ -152,7 +153,10 @@ def hostfile(partition: str, slots: bool, rdma: bool, name: str | None, json_: b
         )
     lines = None if partition or name else lines_of_job(os.environ)
     if lines is None:
-        lines = lines_of_nodes(find_slurm(name).client.nodes(), partition)
+        try:
+            lines = lines_of_nodes(find_slurm(name).client.nodes(), partition)
+        except CommandFailed as fault:
+            raise slurm_failure(fault) from None
     suffix = RDMA_SUFFIX if rdma else ""
     if json_:
         out.as_json([{"name": f"{line.name}{suffix}", "slots": line.slots} for line in lines])

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from dalsegno.observe.monitor_layout import MonitorLayout
     from dalsegno.observe.prometheus_client import FiringAlert, PrometheusClient, ScrapeHealth
     from dalsegno.observe.remote_write import RemoteWriteHealth
-    from dalsegno.spec.facts import RemoteWrite
     from dalsegno.targets.base import CanMonitor, Say
 
 READY_S = 60.0
@@ -67,7 +65,7 @@ def _switch_exporters(name: str | None, *, on: bool) -> bool:
     from dalsegno.cluster import may_change, open_cluster
     from dalsegno.targets.machines import CanExport
 
-    place = _place(name)
+    place = place_to_change(name)
     target = open_cluster(place)
     if not isinstance(target, CanExport):
         return False
@@ -82,7 +80,7 @@ def _switch_exporters(name: str | None, *, on: bool) -> bool:
         out.talk(f"metrics go to {found.url if found else 'no workspace'}")
         out.talk(f"if the instances may not write there yet: `{target.metrics_permission()}`")
         out.talk("`dalsegno monitor status` shows exporters and the workspace, once the instances are set up")
-        out.talk("`dalsegno dashboards export DIR` writes the files for Grafana")
+        out.talk("`dalsegno dashboards deploy` starts Grafana on AWS; `dashboards export DIR` is for your machine")
     return True
 
 
@@ -91,7 +89,7 @@ def _switch(name: str | None, *, on: bool) -> MonitorLayout:
     from dalsegno.cluster import may_change, open_cluster
     from dalsegno.targets.base import CanForward, CanMonitor, require
 
-    place = _place(name)
+    place = place_to_change(name)
     may_change(place)
     target = open_cluster(place)
     able = require(target, CanMonitor)
@@ -111,7 +109,7 @@ def _switch(name: str | None, *, on: bool) -> MonitorLayout:
     return layout
 
 
-def _place(name: str | None) -> ClusterPlace:
+def place_to_change(name: str | None) -> ClusterPlace:
     from dalsegno.cluster import find_place
 
     place = find_place(name)
@@ -134,10 +132,10 @@ def _wait_until_ready(client: PrometheusClient) -> None:
 def _client(layout: MonitorLayout) -> PrometheusClient:
     from dalsegno.observe.prometheus_client import PrometheusClient
 
-    return PrometheusClient(layout.prometheus, _secret(layout.password_file) if layout.password_file else "")
+    return PrometheusClient(layout.prometheus, read_secret(layout.password_file) if layout.password_file else "")
 
 
-def _secret(path: str) -> str:
+def read_secret(path: str) -> str:
     try:
         return Path(path).read_text().strip()
     except FileNotFoundError:
@@ -146,13 +144,13 @@ def _secret(path: str) -> str:
         raise DalsegnoError(f"only the cluster's owner may read {path}", hint="use sudo") from None
 
 
-def _running(name: str | None) -> tuple[CanMonitor, MonitorLayout]:
+def running_monitor(name: str | None) -> tuple[CanMonitor, MonitorLayout]:
     """Return the target and its layout. Raise DalsegnoError if the cluster has no Prometheus."""
     from dalsegno.cluster import open_cluster
     from dalsegno.observe.monitor_layout import ENABLE
     from dalsegno.targets.base import CanMonitor, require
 
-    target = require(open_cluster(_place(name)), CanMonitor)
+    target = require(open_cluster(place_to_change(name)), CanMonitor)
     layout = target.monitor_layout()
     if not target.has_monitor():
         hint = "`dalsegno monitor up` starts it" if layout.settings.enabled else ENABLE
@@ -173,7 +171,7 @@ def status(name: str | None, json_: bool) -> None:
     from dalsegno.observe.remote_write import WriteState, read_writes
     from dalsegno.spec.facts import facts_to_json
 
-    _, layout = _running(name)
+    _, layout = running_monitor(name)
     client = _client(layout)
     targets = sorted(client.targets(), key=lambda each: (each.job, each.host))
     alerts = sorted(client.alerts(), key=lambda each: (each.severity, each.name))
@@ -238,7 +236,7 @@ def check(name: str | None, json_: bool) -> None:
     from dalsegno.observe.missing_data import OriginState
     from dalsegno.spec.facts import facts_to_json
 
-    _, layout = _running(name)
+    _, layout = running_monitor(name)
     client = _client(layout)
     with interruptible(), out.progress() as say:
         _wait_for_scrapes(client, layout.settings.interval_s, say)
@@ -322,7 +320,7 @@ def config(folder: str, name: str | None) -> None:
     from dalsegno.observe.prometheus import monitor_files
     from dalsegno.targets.base import CanMonitor, require
 
-    place = _place(name)
+    place = place_to_change(name)
     may_change(place)  # raises for users without rights: the files hold secrets of the cluster
     able = require(open_cluster(place), CanMonitor)
     layout = able.monitor_layout()
@@ -340,7 +338,7 @@ def config(folder: str, name: str | None) -> None:
     for name in ("token_file", "password_file", "exporter_password_file"):
         source, copy = getattr(layout, name), getattr(own, name)
         if Path(source).exists():
-            files[copy] = _secret(source) + "\n"
+            files[copy] = read_secret(source) + "\n"
     write_private(Path(folder), files)
     if not settings.enabled:
         out.warn("monitoring of this cluster is turned off: only node_exporters that you start yourself have metrics")
@@ -353,10 +351,10 @@ def config(folder: str, name: str | None) -> None:
 
 def write_private(folder: Path, files: Mapping[str, str]) -> None:
     """Write files that only the caller can read, because they may contain secrets."""
-    _write_for_caller(folder, files, 0o700, 0o600)
+    write_for_caller(folder, files, 0o700, 0o600)
 
 
-def _write_for_caller(folder: Path, files: Mapping[str, str], folder_mode: int, mode: int) -> None:
+def write_for_caller(folder: Path, files: Mapping[str, str], folder_mode: int, mode: int) -> None:
     """Write files with the rights of the calling user, even under sudo: root never follows links in folders of
     users."""
     from dalsegno.system.execute import as_caller
@@ -376,49 +374,3 @@ def _write_for_caller(folder: Path, files: Mapping[str, str], folder_mode: int, 
             raise
 
     as_caller(write)
-
-
-@click.group()
-def dashboards() -> None:
-    """Write dashboards for Grafana."""
-
-
-@dashboards.command(short_help="Write the dashboards, and start files for Grafana.")
-@click.argument("folder", type=click.Path(file_okay=False), metavar="DIR")
-@click.option("--prometheus", metavar="HOST:PORT", help="Prometheus to query. Default: the cluster's own.")
-@cluster_option
-def export(folder: str, prometheus: str | None, name: str | None) -> None:
-    """Write the dashboards to DIR, and the files to start Grafana with these dashboards.
-
-    \b
-    dalsegno dashboards export grafana && docker compose -f grafana/compose.yml up
-    """
-    from dalsegno.observe.grafana import PASSWORD, grafana_files, workspace_files
-
-    if prometheus:
-        files = grafana_files("any", prometheus, login=False)
-    elif workspace := _workspace(name):
-        files = workspace_files(_place(name).name, workspace.url, workspace.region)
-    else:
-        _, layout = _running(name)
-        files = grafana_files(layout.cluster, layout.prometheus, login=True)
-        write_private(Path(folder), {PASSWORD: _secret(layout.password_file) + "\n"})
-    _write_public(Path(folder), files)
-    out.talk(f"{sum(path.startswith('dashboards/') for path in files)} dashboards are in {folder}/dashboards")
-    if shutil.which("docker"):
-        compose = quote(f"{folder}/compose.yml")
-        out.advise(f"`docker compose -f {compose} up` starts Grafana with them, at http://127.0.0.1:3000")
-
-
-def _workspace(name: str | None) -> RemoteWrite | None:
-    """Return the workspace that receives the cluster's metrics; None if its metrics stay on the cluster."""
-    from dalsegno.cluster import open_cluster
-    from dalsegno.targets.machines import CanExport
-
-    target = open_cluster(_place(name))
-    return target.metrics_workspace() if isinstance(target, CanExport) else None
-
-
-def _write_public(folder: Path, files: Mapping[str, str]) -> None:
-    """Write files without secrets, which Grafana's own user must be able to read."""
-    _write_for_caller(folder, files, 0o755, 0o644)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dalsegno.spec.checks.hyperpod import check_hyperpod
 from dalsegno.spec.checks.machines import check_machines, check_partitions, check_topology
+from dalsegno.spec.checks.oci import check_oci
 from dalsegno.spec.checks.parallelcluster import check_aws_storage, check_parallelcluster
 from dalsegno.spec.checks.platforms import check_refusals
 from dalsegno.spec.checks.policy import check_accounting, check_people, check_policy, check_reservations
@@ -22,6 +24,8 @@ _CHECKS = (
     check_targets,
     check_platforms,
     check_parallelcluster,
+    check_hyperpod,
+    check_oci,
     check_refusals,
     check_ssh_hosts,
     check_partitions,

@@ -39,6 +39,9 @@ def check_machines(spec: ClusterSpec, report: Problems) -> None:
 def _instance(machine: MachineSpec, whose: str, spec: ClusterSpec, report: Problems) -> None:
     if not machine.instance:
         return
+    known = catalog_instance(machine)
+    if (known is None or known.provider == "aws") and report.whole("target"):
+        _prefix(machine, whose, spec, report)
     try:
         instance = find_instance(machine.instance)
     except NotThere as error:
@@ -52,7 +55,27 @@ def _instance(machine: MachineSpec, whose: str, spec: ClusterSpec, report: Probl
         what = (
             f"{whose} has instance `{machine.instance}` of {instance.provider}, but target `{spec.target}` is {wanted}"
         )
-        report.add(machine, "instance", what, f"choose an instance type of {wanted}")
+        same = next(
+            (each for each in instances().values() if each.provider == wanted and _as_many(each, instance)), None
+        )
+        prefix = "ml." if spec.target == "hyperpod" else ""
+        hint = f"use `{prefix}{same.name}`" if same else f"choose an instance type of {wanted}"
+        report.add(machine, "instance", what, hint)
+
+
+def _as_many(one: Instance, other: Instance) -> bool:
+    return bool(one.gpus) and (one.gpu, one.gpus) == (other.gpu, other.gpus)
+
+
+def _prefix(machine: MachineSpec, whose: str, spec: ClusterSpec, report: Problems) -> None:
+    """Check that an instance type of AWS has the spelling of the target: HyperPod's names start with `ml.`."""
+    bare = machine.instance.removeprefix("ml.")
+    if spec.target == "hyperpod" and bare == machine.instance:
+        what = f"{whose} has the instance type `{bare}`, but the names of HyperPod start with `ml.`"
+        report.add(machine, "instance", what, f"write `ml.{bare}`")
+    if spec.target == "parallelcluster" and bare != machine.instance:
+        what = f"{whose} has the instance type `{machine.instance}`, which is a name of HyperPod"
+        report.add(machine, "instance", what, f"write `{bare}`, or set `target: hyperpod`")
 
 
 def _sizes(machine: MachineSpec, whose: str, instance: Instance, report: Problems) -> None:

@@ -49,7 +49,7 @@ REFUSALS = (
     RefusedField(
         _HYPERPOD,
         ("users.admin",),
-        "HyperPod's image runs no slurmdbd, which would know administrators",
+        "Dal Segno does not change HyperPod's accounting, which has the administrators",
         "give the user sudo with `groups: [sudo]` and `allow_privileged: [sudo]`",
     ),
     RefusedField(_OCI, _CONF, "the stack writes slurm.conf, again after each resize"),
@@ -74,7 +74,6 @@ REFUSALS = (
     RefusedField(
         _OCI, ("users.admin",), "the stack manages sudo", "set Slurm's AdminLevel with `sacctmgr` on the controller"
     ),
-    RefusedField(_OCI, ("storage.throughput",), "the stack has no variable for it"),
     RefusedField(
         _OCI, ("monitoring.alerts", "monitoring.remote_write", "monitoring.retention"), "the stack has its own"
     ),
@@ -148,6 +147,9 @@ def _check_storage(spec: ClusterSpec, report: Problems) -> None:
         if storage.type == "fss" and storage.size:
             what = f"`size` of storage `{storage.name}` would have no effect"
             report.add(storage, "size", what, "remove it: file storage of OCI grows with its content", reads=("type",))
+        if storage.throughput and (storage.type != "lustre" or storage.source):
+            what = f"`throughput` of storage `{storage.name}` would have no effect"
+            report.add(storage, "throughput", what, "remove it: only a new Lustre has it", reads=("type", "source"))
         if storage.options and not (storage.source and storage.type in ("fss", "nfs")):
             what = f"`options` of storage `{storage.name}` would have no effect: the stack mounts what it creates"
             report.add(storage, "options", what, "remove `options`", reads=("type", "source"))

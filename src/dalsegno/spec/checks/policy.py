@@ -48,7 +48,7 @@ def _preempts(qos: QosSpec, spec: ClusterSpec, report: Problems) -> None:
         report.add(qos, "preempts", what, "set `slurm: {preemption: {by: qos}}`, or leave `preempts` out")
 
 
-_NO_DATABASE = "remove it: HyperPod's image runs no slurmdbd, and Dal Segno does not set it up there"
+_NO_DATABASE = "remove it: HyperPod runs slurmdbd on newer images, but Dal Segno neither sets it up nor changes it yet"
 _ENFORCE = "Slurm applies limits only with `slurm: {enforce: [associations, limits, qos]}`"
 _LIMITS = {"max_time", "max_tres_per_user", "max_jobs_per_user", "group_tres", "max_gpus"}
 _WEIGHTS = ("fair_share", "qos", "half_life", "usage_reset")

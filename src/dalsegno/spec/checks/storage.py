@@ -89,7 +89,8 @@ def _is_plain_folder(path: str) -> bool:
 def _size(storage: StorageSpec, spec: ClusterSpec, report: Problems) -> None:
     if not storage.source and storage.size is None:
         what = f"storage `{storage.name}` needs a `size`, or the `source` of an existing one"
-        report.add(storage, "size", what, "add `size: 1200G`", reads=("source", "type"))
+        least = "31200G" if spec.target == "oci" else "1200G"
+        report.add(storage, "size", what, f"add `size: {least}`", reads=("source", "type"))
     aws = spec.target in ("parallelcluster", "hyperpod")
     if aws and storage.type == "lustre" and storage.size and not storage.source:
         gib = storage.size / 1024

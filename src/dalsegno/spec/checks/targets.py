@@ -11,9 +11,8 @@ from dalsegno.spec.checks.machines import nodes_known
 from dalsegno.spec.checks.report import Problems
 from dalsegno.spec.layout import login_nodes, own_nodes, own_spares
 from dalsegno.spec.model import ClusterSpec
-from dalsegno.spec.oci import Oci
 from dalsegno.spec.section import Section, required_keys
-from dalsegno.spec.targets import TARGETS, HyperPod, ParallelCluster, Ssh, SshHostSpec, addresses
+from dalsegno.spec.targets import TARGETS, ParallelCluster, Ssh, SshHostSpec, addresses
 
 _CLOUDS = ("parallelcluster", "hyperpod", "oci")
 # Targets whose platform runs slurmctld itself and does not support a second one
@@ -108,10 +107,6 @@ def check_platforms(spec: ClusterSpec, report: Problems) -> None:
         _names(spec, report)
     if spec.target == "parallelcluster" and spec.parallelcluster:
         _parallelcluster(spec.parallelcluster, spec, report)
-    if spec.target == "hyperpod" and spec.hyperpod:
-        _hyperpod(spec.hyperpod, spec, report)
-    if spec.target == "oci" and spec.oci:
-        _oci(spec.oci, spec, report)
 
 
 def _names(spec: ClusterSpec, report: Problems) -> None:
@@ -126,7 +121,7 @@ def _names(spec: ClusterSpec, report: Problems) -> None:
 
 
 def _parallelcluster(settings: ParallelCluster, spec: ClusterSpec, report: Problems) -> None:
-    _partitions_named(settings, "queues", list(settings.queues), spec, report)
+    partitions_named(settings, "queues", list(settings.queues), spec, report)
     if settings.subnets and not settings.head_subnet:
         what = "`parallelcluster.subnets` is given without `head_subnet`"
         report.add(settings, "subnets", what, "add `head_subnet:`, or leave both out", reads=("head_subnet",))
@@ -152,36 +147,13 @@ def _grows(name: str, most: int | None, queue: Section, spec: ClusterSpec, repor
         report.add(queue, "max_count", what, f"write at least {always}, or leave it out")
 
 
-def _hyperpod(settings: HyperPod, spec: ClusterSpec, report: Problems) -> None:
-    _partitions_named(settings, "groups", list(settings.groups), spec, report)
-    if bool(settings.subnets) != bool(settings.security_groups):
-        given = "subnets" if settings.subnets else "security_groups"
-        what = "`hyperpod.subnets` and `hyperpod.security_groups` must be given together"
-        report.add(settings, given, what, "give both or neither", reads=("subnets", "security_groups"))
-    for name in {settings.controller_group, settings.login_group} & {each.name for each in spec.partitions}:
-        partition = next(each for each in spec.partitions if each.name == name)
-        what = f"partition `{name}` has the name of HyperPod's own instance group `{name}`"
-        report.add(partition, "name", what, "give the partition another name")
-
-
-def _partitions_named(section: Section, field: str, names: list[str], spec: ClusterSpec, report: Problems) -> None:
+def partitions_named(section: Section, field: str, names: list[str], spec: ClusterSpec, report: Problems) -> None:
+    """Check that settings by partition name partitions of the file."""
     known = [partition.name for partition in spec.partitions]
     for name in names:
         if name not in known and report.unnamed(name, "partitions"):
             what = f"`{spec.target}.{field}` names `{name}`, which is not a partition"
             report.add(section, f"{field}.{name}", what, did_you_mean(name, known))
-
-
-def _oci(settings: Oci, spec: ClusterSpec, report: Problems) -> None:
-    topology = spec.slurm.topology
-    if topology and topology.switches:
-        what = "`switches` name nodes, but on oci the nodes have names only when they run"
-        hint = "write `topology: {nodes_per_switch: 1}`: the HPC stack finds the racks itself"
-        report.add(topology, "switches", what, hint)
-    subnets = [field for field in ("public_subnet", "private_subnet") if getattr(settings, field)]
-    if subnets and not settings.vcn:
-        what = f"`oci.{subnets[0]}` is given without the `vcn` it belongs to"
-        report.add(settings, subnets[0], what, "add `vcn:`, or leave the subnets out", reads=("vcn",))
 
 
 _SHOWN = 4

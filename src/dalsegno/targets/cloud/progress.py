@@ -76,8 +76,11 @@ def follow(
     *,
     pause: Callable[[float], None] = time.sleep,
     every_s: float = POLL_S,
+    again: str = "dalsegno up",
 ) -> OperationReport:
     """Show the progress of an operation until it ends, and return its last report. Raise CloudError if it failed.
+
+    `again` is the command that repeats the operation.
 
     The first failure is shown at once, even if the operation then continues for minutes.
     """
@@ -99,7 +102,7 @@ def follow(
         say(_progress(what, failure, report.events, len(done)))
         pause(every_s)
     if report.state is OperationState.FAILED:
-        raise failed(what, report, keep_logs(logs, report))
+        raise failed(what, report, keep_logs(logs, report), again)
     return report
 
 
@@ -128,7 +131,7 @@ def keep_logs(folder: Path, report: OperationReport) -> Path:
     return folder
 
 
-def failed(what: str, report: OperationReport, logs: Path) -> CloudError:
+def failed(what: str, report: OperationReport, logs: Path, again: str = "dalsegno up") -> CloudError:
     """Return the error for a failed operation: the resource that failed first, its message, and where the logs are."""
     failure = first_failure(report.events)
     said = _describe(failure) if failure else one_line(report.message or "the cloud gave no reason")
@@ -139,5 +142,5 @@ def failed(what: str, report: OperationReport, logs: Path) -> CloudError:
     return CloudError(
         cause,
         f"{what} failed: {said}{more}",
-        hint=f"all events and logs are in {logs}; {fix}, then run `dalsegno up` again",
+        hint=f"all events and logs are in {logs}; {fix}, then run `{again}` again",
     )

@@ -61,6 +61,7 @@ class HyperPodState:
     stale: bool = False  # whether running instances must still run the uploaded scripts, over ssh
     monitored: bool = False  # whether `monitor up` was called
     workspace: str = ""  # the address of the workspace that `monitor up` created
+    grafana: bool = False  # whether `dashboards deploy` may have created a stack
     controller_group: str = "controller"
     login_group: str = "login"
     role: ClusterRole = ClusterRole.OPERATOR

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
 
 from dalsegno.errors import TargetError
 from dalsegno.spec.facts import Cluster, Storage
@@ -186,39 +185,6 @@ def _checks(cluster: Cluster, found: ClusterDescription | None) -> Iterator[Capa
     for group in planned_groups(cluster):
         if group.own.training_plan:
             yield CapacityCheck(f"the training plan of {group.name}", f"{group.count} x {group.instance_type}, active")
-
-
-def refuse_unbuilt(cluster: Cluster) -> None:
-    """Raise an error if the cluster file lacks a setting that HyperPod needs. `validate` refuses all other fields that
-    have no effect."""
-    own = settings_of(cluster)
-    _refuse_images(cluster)
-    machines = {"head": own.head_instance, **({"login": own.login_instance} if cluster.logins else {})}
-    for name, instance in machines.items():
-        if not instance:
-            raise TargetError(f"`{name}` has no instance type", hint=f"add `{name}: {{instance: ml.m5.2xlarge}}`")
-    if any(each.type == "lustre" and not each.source for each in cluster.storage) and not own.subnets:
-        raise TargetError(
-            "a new FSx for Lustre file system needs `hyperpod.subnets` and `hyperpod.security_groups`",
-            hint="add them, or name an existing file system with `source: fs-…`",
-        )
-
-
-def _refuse_images(cluster: Cluster) -> None:
-    """Raise an error if `up` cannot import the images of the cluster file to where all instances find them."""
-    own, folder = cluster.containers, PurePosixPath(cluster.containers.folder)
-    if not own.images:
-        return
-    if not any(folder.is_relative_to(each.mount) for each in cluster.storage):
-        raise TargetError(
-            "`containers.images` needs a `containers.folder` on shared storage, where all instances find the images",
-            hint="add storage with the mount point /fsx, and `folder: /fsx/images`",
-        )
-    if not settings_of(cluster).ssh_key:
-        raise TargetError(
-            "`containers.images` needs `hyperpod.ssh_key`, because `up` imports them on the controller over ssh",
-            hint="add the key, or run `dalsegno image import` on the controller yourself",
-        )
 
 
 def refuse_impossible(plan: HyperPodPlan) -> None:

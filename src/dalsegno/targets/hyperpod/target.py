@@ -43,11 +43,13 @@ from dalsegno.targets.hyperpod.folder import (
     read_hyperpod_state,
     write_hyperpod_state,
 )
+from dalsegno.targets.hyperpod.grafana import MACHINE, connect_command, grafana_template, machine_price, stack_name
+from dalsegno.targets.hyperpod.grafana_stack import GrafanaStack
 from dalsegno.targets.hyperpod.head import TIMES, repair_words
 from dalsegno.targets.hyperpod.lifecycle import digests, lifecycle_files
 from dalsegno.targets.hyperpod.node_plans import role_plan
 from dalsegno.targets.hyperpod.partitions import CONF
-from dalsegno.targets.hyperpod.plan import HyperPodPlan, make_plan, refuse_impossible, refuse_unbuilt
+from dalsegno.targets.hyperpod.plan import HyperPodPlan, make_plan, refuse_impossible
 from dalsegno.targets.hyperpod.requests import create_request, group_request, planned_groups, settings_of
 from dalsegno.targets.hyperpod.status import machine_rows, phase_of, read_status, unanswered_status
 from dalsegno.targets.hyperpod.studio import NO_USERS, StudioUser, studio_requests, studio_script
@@ -95,7 +97,6 @@ class HyperPodTarget(OperatorSide):
 
     def plan(self, cluster: Cluster) -> HyperPodPlan:
         """Return the plan that turns the cluster into that of its file. Nothing is changed."""
-        refuse_unbuilt(cluster)
         cluster = with_uids(cluster, self.folder)
         own, state = settings_of(cluster), read_hyperpod_state(self.folder)
         api = self._connect(own.region)
@@ -171,7 +172,6 @@ class HyperPodTarget(OperatorSide):
 
     def platform_files(self, cluster: Cluster) -> dict[str, str]:
         """Return the requests and the lifecycle scripts, for `aws sagemaker create-cluster` and `aws s3 sync`."""
-        refuse_unbuilt(cluster)
         cluster = with_uids(cluster, self.folder)
         own = settings_of(cluster)
         sample = _SAMPLE.format(region=own.region)
@@ -248,6 +248,8 @@ class HyperPodTarget(OperatorSide):
     def destroy(self, say: Say) -> bool:
         state, found = read_hyperpod_state(self.folder), self.folder.root.exists()
         if state is not None:
+            if state.grafana:
+                self.stop_grafana(say)
             work = HyperPodWork(self._connect(state.region), self.folder, say, **self._pause)
             work.destroy(self.folder.name, state)
         remove_tree(self.folder.root)
@@ -401,6 +403,27 @@ class HyperPodTarget(OperatorSide):
     def metrics_workspace(self) -> RemoteWrite | None:
         state = self._known()
         return remote_write(applied_cluster(self.folder), state.workspace, state.region)
+
+    def start_grafana(self, say: Say) -> str:
+        state, workspace = self._known(), self.metrics_workspace()
+        if workspace is None:
+            raise TargetError("there is no workspace with metrics yet", hint="`dalsegno monitor up` creates one")
+        template = grafana_template(applied_cluster(self.folder), workspace)
+        if not state.grafana:
+            say(f"creating a {MACHINE} for Grafana, about {machine_price(read_prices(os.environ)):.2f} USD per hour")
+        write_hyperpod_state(self.folder, replace(state, grafana=True))  # written first, so that `down` finds it
+        return connect_command(state.region, self._grafana(state, say).put(template))
+
+    def stop_grafana(self, say: Say) -> bool:
+        state = self._known()
+        found = self._grafana(state, say).delete()
+        write_hyperpod_state(self.folder, replace(state, grafana=False))
+        return found
+
+    def _grafana(self, state: HyperPodState, say: Say) -> GrafanaStack:
+        pause = self._pause.get("pause", time.sleep)
+        aws = self._connect(state.region).aws
+        return GrafanaStack(aws, stack_name(self.folder.name), self.folder.operation_logs, say, pause)
 
     def _known(self) -> HyperPodState:
         return known(read_hyperpod_state(self.folder), self.folder)

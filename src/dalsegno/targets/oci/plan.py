@@ -18,6 +18,7 @@ from dalsegno.targets.oci.resource_manager import StackOperation
 from dalsegno.targets.oci.variables import (
     HEAD_BOOT_GIB,
     Setting,
+    creates_lustre,
     policy_statements,
     settings_of,
     stack_table,
@@ -106,7 +107,8 @@ class OciPlan(CloudPlan):
     def details(self) -> list[str]:
         """Return the price of each part, what to check, the IAM policies of a first creation, and all variables."""
         shown = {name: value for name, value in self.variables.items() if not name.endswith("ssh_key")}
-        policies = policy_statements(settings_of(self.cluster).compartment) if self.fresh else []
+        lustre, compartment = creates_lustre(self.cluster), settings_of(self.cluster).compartment
+        policies = policy_statements(compartment, lustre=lustre) if self.fresh else []
         return [
             *super().details(),
             *(f"IAM policy: {statement}" for statement in policies),

@@ -53,6 +53,7 @@ from dalsegno.targets.oci.setup import ControllerShell, set_up_machines, set_up_
 from dalsegno.targets.oci.users import users_script
 from dalsegno.targets.oci.variables import (
     Setting,
+    creates_lustre,
     login_user,
     policy_statements,
     resource_manager_variables,
@@ -102,7 +103,7 @@ class OciTarget(OperatorSide):
         changed."""
         own, state = settings_of(cluster), read_oci_state(self.folder)
         manager = self._connect(own)
-        variables = stack_variables(cluster, _public_key(own), _domain(own), getattr(manager, "tenancy", ""))
+        variables = stack_variables(cluster, _public_key(own), own.ad, getattr(manager, "tenancy", ""))
         stack = (state.stack if state else "") or own.stack
         exists = bool(stack) and manager.has_stack(stack)
         if own.stack and not exists:
@@ -216,12 +217,13 @@ class OciTarget(OperatorSide):
         that set up the controller and add users."""
         own = settings_of(cluster)
         tenancy = own.tenancy or "TENANCY_OCID"
-        variables = stack_variables(cluster, _public_key(own), _domain(own), tenancy)
+        variables = stack_variables(cluster, _public_key(own), own.ad, tenancy)
         bundle = self._bundle()
+        policies = policy_statements(own.compartment, lustre=creates_lustre(cluster))
         files = {
             "install.sh": install_script(cluster, setup_files(cluster, bundle.key), bundle.archive()),
             "terraform.tfvars.json": terraform_variables(variables),
-            "iam-policies.txt": "".join(f"{line}\n" for line in policy_statements(own.compartment)),
+            "iam-policies.txt": "".join(f"{line}\n" for line in policies),
         }
         if cluster.users:
             files["users.sh"] = users_script(cluster)
@@ -368,12 +370,3 @@ def _public_key(own: OciFacts) -> str:
     if not text.startswith(("ssh-", "ecdsa-", "sk-")):
         raise TargetError(f"{own.ssh_key} is not a public key", hint=hint)
     return text
-
-
-def _domain(own: OciFacts) -> str:
-    if not own.ad:
-        raise TargetError(
-            "the cluster file names no availability domain",
-            hint="add `oci: {ad: …}`; `oci iam availability-domain list` shows their names",
-        )
-    return own.ad

@@ -13,19 +13,11 @@ from pathlib import Path
 
 from dalsegno.errors import TargetError
 from dalsegno.hardware import find_instance
-from dalsegno.spec.facts import Cluster, Partition, Storage
-from dalsegno.spec.platform_facts import OciFacts
-from dalsegno.targets.oci.partitions import advice
+from dalsegno.spec.facts import Cluster, Storage
+from dalsegno.spec.platform_facts import OciFacts, image_name
 
 Setting = str | bool | int
 RELEASES = ("v2.10", "v3")
-# The images that each release of the stack offers. For Ubuntu, users need their own image.
-GPU_IMAGES = {"v2.10": "GPU_OL8_NV550", "v3": "GPU_OL8_NV570"}
-HPC_IMAGE = "HPC_OL8"
-# The shapes with an RDMA network that release 2.10 knows. Its Slurm configuration has no node of another one.
-OLDER_RDMA_SHAPES = (
-    "BM.HPC2.36", "BM.GPU4.8", "BM.GPU.B4.8", "BM.GPU.A100-v2.8", "BM.GPU.H100.8", "BM.Optimized3.36", "BM.HPC.E5.144",
-)  # fmt: skip
 HEAD_BOOT_GIB = 150
 SECOND_MOUNT = "/fss"  # default mount point of the stack's file storage
 
@@ -58,8 +50,7 @@ def settings_of(cluster: Cluster) -> OciFacts:
 
 
 def stack_variables(cluster: Cluster, public_key: str, ad: str, tenancy: str) -> dict[str, Setting]:
-    """Return the variables of the stack by name. Raise TargetError if the stack cannot do what the file asks for."""
-    refuse_unbuilt(cluster)
+    """Return the variables of the stack by name."""
     own = settings_of(cluster)
     table = stack_table(own.stack_version)
     found = {**_machines(cluster, ad), **_place(own, cluster, public_key, ad, tenancy), **_software(cluster)}
@@ -121,17 +112,11 @@ def _sized(machine: str, cpus: int | None, memory_gib: int | None) -> dict[str, 
 
 
 def _image(cluster: Cluster) -> dict[str, Setting]:
-    own, image = settings_of(cluster), image_of(cluster, cluster.partitions[0])
+    own = settings_of(cluster)
+    image = image_name(own.image, own.stack_version, gpus=any(node.gpus for node in cluster.nodes))
     if own.image:
         return {"marketplace image": False, "image": image}
     return {"marketplace image": True, "image version": image}
-
-
-def image_of(cluster: Cluster, partition: Partition) -> str:
-    """Return the OCID of the nodes' image, or its name in the marketplace."""
-    own = settings_of(cluster)
-    gpus = any(node.gpus for node in cluster.nodes if node.name in partition.nodes)
-    return own.image or (GPU_IMAGES[own.stack_version] if gpus else HPC_IMAGE)
 
 
 def uses_rdma(cluster: Cluster) -> bool:
@@ -193,7 +178,7 @@ def _storage(cluster: Cluster, own: OciFacts, ad: str) -> dict[str, Setting]:
         if each in stores:
             found |= _file_storage(each, own, ad)
         elif each.type == "lustre":
-            found |= _lustre(each)
+            found |= _lustre(each, own, ad)
     return found
 
 
@@ -208,52 +193,15 @@ def _file_storage(storage: Storage, own: OciFacts, ad: str) -> dict[str, Setting
     return {**found, "storage ad": ad, "storage compartment": own.compartment, "storage path": storage.mount}
 
 
-def _lustre(storage: Storage) -> dict[str, Setting]:
+def _lustre(storage: Storage, own: OciFacts, ad: str) -> dict[str, Setting]:
     found: dict[str, Setting] = {"lustre": True, "lustre mount": storage.mount}
     if storage.source:
         server, _, path = storage.source.partition(":")
         return {**found, "new lustre": "existing", "lustre server": server, "lustre path": path.strip("/")}
-    return {**found, "new lustre": "new", "lustre size": (storage.size_mib or 0) // 1024}
-
-
-def refuse_unbuilt(cluster: Cluster) -> None:
-    """Raise an error if the cluster file has parts that the stack does not support, so that nobody relies on them."""
-    own, stores = settings_of(cluster), _stores(cluster)
-    lustre = [each for each in cluster.storage if each.type == "lustre"]
-    parts = {  # a part of the cluster file -> whether it is used, and why the stack cannot do it
-        "more than one partition": (
-            len(cluster.partitions) > 1,
-            "its Terraform creates one, and `down` would leave the machines of others, which cost money",
-        ),
-        "more than one login node": (len(cluster.logins) > 1, "its Terraform creates one"),
-        "more than one file system of type fss or nfs": (
-            len(stores) > 1,
-            "it mounts one, beside homes of type fss at /home and Lustre",
-        ),
-        "a file system with `source` beside homes of type fss": (
-            stack_home(cluster) is not None and any(each.source for each in stores),
-            "it creates both file systems or none",
-        ),
-        "`storage` of type lustre": (bool(lustre) and own.stack_version == "v2.10", "only release v3 mounts Lustre"),
-        "more than one file system of type lustre": (len(lustre) > 1, "it mounts one"),
-    }
-    if found := [f"{name}: {why}" for name, (used, why) in parts.items() if used]:
-        hint = "remove it from the cluster file, and add it on the controller afterwards"
-        if len(cluster.partitions) > 1 and len(found) == 1:
-            images = {each.name: image_of(cluster, each) for each in cluster.partitions}
-            hint = advice(cluster, own.stack_version, images)
-        raise TargetError(f"the HPC stack of release {own.stack_version} cannot have {'; '.join(found)}", hint=hint)
-    shape = cluster.nodes[0].instance
-    if own.stack_version == "v2.10" and uses_rdma(cluster) and shape not in OLDER_RDMA_SHAPES:
-        raise TargetError(
-            f"the HPC stack of release v2.10 does not know {shape}",
-            hint="use a release v3: `oci: {stack_version: v3}`, with its `template`",
-        )
-    if not own.image and own.os != "ol8":
-        raise TargetError(
-            f"the marketplace has no image with {own.os} for the HPC stack",
-            hint="set `oci: {os: ol8}`, or name your own image: `oci: {image: ocid1.image…}`",
-        )
+    found |= {"new lustre": "new", "lustre ad": ad, "lustre compartment": own.compartment}
+    if storage.throughput_mb_per_s_per_tib:
+        found |= {"lustre tier": f"MBPS_PER_TB_{storage.throughput_mb_per_s_per_tib}"}
+    return {**found, "lustre size": (storage.size_mib or 0) // 1024}
 
 
 # Files for people who run Terraform themselves, and for the owner of the tenancy
@@ -269,8 +217,11 @@ def resource_manager_variables(variables: Mapping[str, Setting]) -> dict[str, st
     return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in variables.items()}
 
 
-def policy_statements(compartment: str, group: str = "GROUP") -> list[str]:
-    """Return the IAM policy statements that the stack needs. `compartment` is an OCID or a name."""
+def policy_statements(compartment: str, group: str = "GROUP", *, lustre: bool = False) -> list[str]:
+    """Return the IAM policy statements that the stack needs, also to create a Lustre file system if `lustre` is true.
+
+    `compartment` is an OCID or a name.
+    """
     place = f"compartment id {compartment}" if compartment.startswith("ocid1.") else f"compartment {compartment}"
     service = "allow service compute_management to"
     return [
@@ -278,4 +229,9 @@ def policy_statements(compartment: str, group: str = "GROUP") -> list[str]:
         f"{service} manage compute-management-family in {place}",
         f"{service} read app-catalog-listing in {place}",
         f"allow group {group} to manage all-resources in {place}",
+        *(["allow service lustrefs to use virtual-network-family in tenancy"] if lustre else []),
     ]
+
+
+def creates_lustre(cluster: Cluster) -> bool:
+    return any(each.type == "lustre" and not each.source for each in cluster.storage)

@@ -10,6 +10,7 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 from dalsegno.errors import TargetError
 from dalsegno.setup.delivery import CodeBundle
@@ -37,13 +38,17 @@ from dalsegno.targets.parallelcluster.resources import AwsResources
 from dalsegno.targets.parallelcluster.scripts import archive_key, bootstrap_scripts, digest_of
 
 
+def private_key(folder: PclusterFolder, name: str) -> Path:
+    """Return the file with the private key of a key pair: the one that `up` created, or where people keep theirs."""
+    made = folder.key(name)
+    return made if made.exists() else Path("~/.ssh").expanduser() / f"{name}.pem"
+
+
 def next_state(
     folder: PclusterFolder, cluster: Cluster, known: Prerequisites, state: PclusterState | None
 ) -> PclusterState:
     """Return the state of a cluster that is about to be created or changed."""
     own = settings_of(cluster)
-    made = folder.key(own.key)
-    key = str(made) if made.exists() else f"~/.ssh/{own.key}.pem"
     return PclusterState(
         state.phase if state else PclusterStage.PREPARING,
         state.cluster_id if state else secrets.token_hex(8),
@@ -52,7 +57,7 @@ def next_state(
         stack_name(cluster.name),
         known.bucket or (state.bucket if state else ""),
         login_user(own.os),
-        key if own.key else "",
+        str(private_key(folder, own.key)) if own.key else "",
         state.scripts if state else "",
         state.file_systems if state else {},
         state.kept if state else {},

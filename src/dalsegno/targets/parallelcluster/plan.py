@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from dalsegno.errors import TargetError
@@ -152,6 +153,19 @@ def _reservation_fault(queue: SlurmQueue, there: CapacityReservation, zones: Map
         if zone not in (there.zone, there.zone_id):
             return f"it is in {there.zone}, but {subnet} is in {zone}"
     return ""
+
+
+def check_key(own: PclusterSettings, kind: str, private: Path) -> list[CapacityCheck]:
+    """Check a key pair that exists in EC2: ParallelCluster refuses RSA keys on Ubuntu, after the network is created.
+
+    `kind` is its type, "" if `up` creates it. `private` is the file that should have its private key.
+    """
+    if kind == "rsa" and own.os.startswith("ubuntu"):
+        fault = f"it is an RSA key, which ParallelCluster refuses with {own.os}; name an ed25519 key, or one that "
+        return [CapacityCheck(f"key pair {own.key}", "", f"{fault}does not exist, which `up` then creates")]
+    if kind and not private.exists():
+        return [CapacityCheck(f"the private key of {own.key}", f"ssh expects it in {private}, or in its agent")]
+    return []
 
 
 def zone_of_network(own: PclusterSettings, found: Mapping[str, CapacityReservation]) -> str:

@@ -262,14 +262,15 @@ class AwsResources:
         return checks
 
     # Keys and scripts
-    def has_key(self, name: str) -> bool:
+    def key_type(self, name: str) -> str:
+        """Return the type of a key pair in EC2, such as `rsa` or `ed25519`; "" if it does not exist."""
         try:
-            self.api.call("ec2", "describe_key_pairs", KeyNames=[name])
+            found = self.api.call("ec2", "describe_key_pairs", KeyNames=[name]).get("KeyPairs", ())
         except CloudError as error:
             if error.refusal is CloudRefusal.NOT_THERE:
-                return False
+                return ""
             raise
-        return True
+        return next((str(each.get("KeyType", "")) for each in found), "") or "unknown"
 
     def create_key(self, name: str, file: Path) -> None:
         """Create a key pair, and write its private key to a file that only the owner can read."""

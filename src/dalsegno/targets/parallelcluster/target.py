@@ -25,7 +25,7 @@ from dalsegno.targets.cloud.progress import OperationState, follow
 from dalsegno.targets.cloud.refresh import REFRESH_S, refresh_machines
 from dalsegno.targets.cloud.slurm_policy import add_people
 from dalsegno.targets.folder import read_applied, with_uids, write_uids
-from dalsegno.targets.parallelcluster.apply import ApplyOnAws, next_state
+from dalsegno.targets.parallelcluster.apply import ApplyOnAws, next_state, private_key
 from dalsegno.targets.parallelcluster.changes import find_changes
 from dalsegno.targets.parallelcluster.client import FleetStatus, Pcluster, PclusterStatus, PclusterView, find_pcluster
 from dalsegno.targets.parallelcluster.config import render_config
@@ -47,6 +47,7 @@ from dalsegno.targets.parallelcluster.plan import (
     UPDATE,
     CapacityReservation,
     PclusterPlan,
+    check_key,
     check_reservations,
     estimate_cost,
     notes,
@@ -160,6 +161,8 @@ class PclusterTarget(OperatorSide):
         scripts = bootstrap_scripts(cluster, next_state(self.folder, cluster, known, state), self._code().key, ends)
         prices, before = read_prices(self._env), read_applied(self.folder)
         quotas = aws.quotas(own) if lost else ()
+        key_type = aws.key_type(own.key) if own.key else ""
+        keys = check_key(own, key_type, private_key(self.folder, own.key))
         return PclusterPlan(
             cluster,
             fresh=lost,
@@ -169,7 +172,7 @@ class PclusterTarget(OperatorSide):
             cost=estimate_cost(cluster, prices),
             cost_before=estimate_cost(before, prices) if before and not lost else None,
             time=_minutes(cluster, lost, known),
-            checks=(*found.checks(own), *buckets.checks, *check_references(aws.api, own), *quotas),
+            checks=(*found.checks(own), *keys, *buckets.checks, *check_references(aws.api, own), *quotas),
             notes=tuple(self._notes(cluster, there, notes(cluster, prices))),
             external=found.external,
             known=known,
@@ -177,7 +180,7 @@ class PclusterTarget(OperatorSide):
             new_stack=not stack.complete,
             changed_stack=stack.complete and (stack.state is OperationState.RUNNING or template != stack.template),
             leaving=leaving(stack, template),
-            new_key=bool(own.key) and not aws.has_key(own.key),
+            new_key=bool(own.key) and not key_type,
             removes_failed=there is not None and there.status in _REMAINS,
             new_scripts=state is None or state.scripts != digest_of(scripts),
             fleet_stopped=there is not None and there.fleet is FleetStatus.STOPPED,

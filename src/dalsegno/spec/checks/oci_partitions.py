@@ -10,9 +10,10 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dalsegno.hardware import find_instance
-from dalsegno.spec.facts import Cluster, Node, Partition
-from dalsegno.spec.layout import ALLOCATABLE
+from dalsegno.spec.layout import ALLOCATABLE, Size, catalog_instance, own_nodes, size_of
+from dalsegno.spec.model import PartitionSpec
+from dalsegno.spec.oci import Oci
+from dalsegno.spec.platform_facts import image_name
 
 _BIN = "/opt/oci-hpc/bin"
 _QUEUES = "/opt/oci-hpc/conf/queues.conf"
@@ -24,23 +25,24 @@ class PartitionCommands:
 
     add: tuple[str, ...]
     remove: str
+    first: str = ""  # what to write into a file before
 
 
-def commands_for(cluster: Cluster, partition: Partition, release: str, image: str) -> PartitionCommands:
-    """Return the commands for one more partition. `image` is that of its nodes: an OCID, or a marketplace listing."""
-    name, count = partition.name, str(len(partition.nodes))
-    node = next(each for each in cluster.nodes if each.name in partition.nodes)
-    rdma = bool(find_instance(node.instance).nics)
-    sizes = _sizes(node)
-    if release != "v3":
-        return _older_commands(name, count, node.instance, image, sizes, rdma=rdma)
+def partition_commands(own: Oci, partition: PartitionSpec) -> PartitionCommands:
+    """Return the commands for one more partition with nodes of its own."""
+    name, count = partition.name, str(len(own_nodes(partition)))
+    size, known = size_of(partition, "oci"), catalog_instance(partition)
+    image = image_name(own.image, own.stack_version, gpus=bool(size.gpus))
+    rdma = bool(known and known.nics)
+    if own.stack_version != "v3":
+        return _older_commands(name, count, size, image, rdma=rdma)
     fields = {
         "partition": name,
         "default_partition": "false",
-        "shape": node.instance,
+        "shape": size.instance,
         "rdma_enabled": str(rdma).lower(),
         "image_id" if image.startswith("ocid1.") else "marketplace_listing": image,
-        **sizes,
+        **_sizes(size),
     }
     update = ",".join(f"{key}={value}" for key, value in fields.items())
     return PartitionCommands(
@@ -54,34 +56,36 @@ def commands_for(cluster: Cluster, partition: Partition, release: str, image: st
     )
 
 
-def _sizes(node: Node) -> dict[str, str]:
+def _sizes(size: Size) -> dict[str, str]:
     """Return the cores and the memory of a flexible machine, from what Slurm may allocate of it; {} for others."""
-    if not node.instance.endswith(".Flex"):
+    if not size.instance.endswith(".Flex"):
         return {}
-    memory_gib = round(node.memory_mib / ALLOCATABLE / 1024)
     return {
-        "instance_pool_ocpus": str(max(1, node.cpus // 2)),
+        "instance_pool_ocpus": str(max(1, size.cpus // 2)),
         "instance_pool_custom_memory": "true",
-        "instance_pool_memory": str(memory_gib),
+        "instance_pool_memory": str(round(size.memory_mib / ALLOCATABLE / 1024)),
     }
 
 
-def _older_commands(
-    name: str, count: str, shape: str, image: str, sizes: Mapping[str, str], *, rdma: bool
-) -> PartitionCommands:
+def _older_commands(name: str, count: str, size: Size, image: str, *, rdma: bool) -> PartitionCommands:
     """Return the commands of release 2.10, which keeps its partitions in a file."""
     machines = f"{name}-1-{name}"
     key = "image" if image.startswith("ocid1.") else "marketplace_listing"
-    settings = {"shape": shape, key: image, "cluster_network": str(rdma).lower(), **sizes}
+    settings: Mapping[str, str] = {
+        "shape": size.instance,
+        key: image,
+        "cluster_network": str(rdma).lower(),
+        **_sizes(size),
+    }
     shown = ", ".join(f"{setting} {value}" for setting, value in settings.items())
     return PartitionCommands(
         (
-            f"sudo vi {_QUEUES}   # add a queue `{name}` with an instance type `{name}`: {shown}",
             f"{_BIN}/slurm_config.sh",
             _line(f"{_BIN}/create_cluster.sh", count, machines, name, name),
             "bash /opt/dalsegno-scripts/nodes.sh",
         ),
         _line(f"{_BIN}/delete_cluster.sh", machines),
+        f"add a queue `{name}` with an instance type `{name}` to {_QUEUES} ({shown}), and then ",
     )
 
 
@@ -89,13 +93,11 @@ def _line(*words: str) -> str:
     return shlex.join(words)
 
 
-def advice(cluster: Cluster, release: str, images: dict[str, str]) -> str:
-    """Return a hint with the commands for all partitions after the first. `images` are by the name of the partition."""
-    first, *others = cluster.partitions
-    lines = [f"leave only `{first.name}` in the file, and run this on the controller after `up` (`dalsegno ssh head`):"]
-    removals = []
-    for partition in others:
-        commands = commands_for(cluster, partition, release, images[partition.name])
-        lines += [f"  {each}" for each in commands.add]
-        removals.append(f"  {commands.remove}")
-    return "\n".join([*lines, "before `down`, end their machines, which Terraform does not know:", *removals])
+def advice(own: Oci, partition: PartitionSpec) -> str:
+    """Return a hint with the commands for a partition after the first."""
+    commands = partition_commands(own, partition)
+    return (
+        f"remove it from the file; after `up`, on the controller (`dalsegno ssh head`), {commands.first}run "
+        f"`{' && '.join(commands.add)}`; before `down`, end its machines, which Terraform does not know: "
+        f"`{commands.remove}`"
+    )
