@@ -190,6 +190,13 @@ def have_job_saved(cli: Cli, cluster: str, job: str) -> None:
         eventually(lambda before=before: path.stat().st_mtime_ns != before)
 
 
+def have_state_saved(cli: Cli, cluster: str) -> None:
+    """Make slurmctld save its state, so that a killed slurmctld does not take ended jobs for running ones."""
+    job = cli.ok("shell", "-M", cluster, "--", "sbatch", "--hold", "--parsable", "-o", "/dev/null", "--wrap", "true")
+    have_job_saved(cli, cluster, job.strip())
+    cli.ok("shell", "-M", cluster, "--", "scancel", job.strip())
+
+
 def make_home(prefix: str) -> Path:
     home = Path(tempfile.mkdtemp(prefix=prefix, dir="/tmp"))  # a short path, because sockets are below it
     home.chmod(0o755)

@@ -20,7 +20,7 @@ from dalsegno.system.hanging_calls import slowness
 from dalsegno.system.hosts import host_process
 from dalsegno.targets.local.network import port_name
 from dalsegno.wire.frames import Message
-from tests.cluster.conftest import NO_LOAD_TESTS, PINGED_S, Cli, at_home, have_job_saved, taken_down
+from tests.cluster.conftest import NO_LOAD_TESTS, PINGED_S, Cli, at_home, have_job_saved, have_state_saved, taken_down
 from tests.cluster.programs import programs
 from tests.cluster.test_containers import make_image
 from tests.cluster.test_repair import daemon_pid
@@ -239,6 +239,7 @@ def test_a_node_with_quick_job_failures_is_drained_and_validated(cluster: Cli):
 def test_no_action_while_slurmctld_does_not_answer(cluster: Cli):
     log, before = cluster.home / "clusters/one/hosts/head/controller.log", last_event(cluster)
     seen = len(log.read_text())  # the event is reported only once
+    have_state_saved(cluster, "one")  # a job that has just ended would otherwise hold its node
     os.kill(daemon_pid(cluster, "head", "slurmctld"), 9)
     cluster.ok("inject", "xid", "79", "train-2")
     eventually(lambda: "Slurm does not answer; no action on nodes" in log.read_text()[seen:], REPAIR_S)
