@@ -27,7 +27,10 @@ class Reached:
 
 
 def name_instances(instances: Iterable[InstanceInfo], controller_group: str) -> list[Reached]:
-    """Return the instances with all their names: `head` or GROUP-NUMBER, the name in Slurm, and the instance id."""
+    """Return the instances with all their names: GROUP-NUMBER, the name in Slurm, and the instance id.
+
+    The controller is also called `head`.
+    """
     counts: dict[str, int] = {}
     found = []
     for each in instances:

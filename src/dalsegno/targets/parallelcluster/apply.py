@@ -40,7 +40,7 @@ from dalsegno.targets.parallelcluster.scripts import archive_key, bootstrap_scri
 
 
 def private_key(folder: PclusterFolder, name: str) -> Path:
-    """Return the file with the private key of a key pair: the one that `up` created, or where people keep theirs."""
+    """Return the file with the private key of a key pair: the file that `up` wrote, or else NAME.pem in ~/.ssh."""
     made = folder.key(name)
     return made if made.exists() else Path("~/.ssh").expanduser() / f"{name}.pem"
 

@@ -157,9 +157,10 @@ def _reservation_fault(queue: SlurmQueue, there: CapacityReservation, zones: Map
 
 
 def check_key(own: PclusterSettings, kind: str, private: Path) -> list[CapacityCheck]:
-    """Check a key pair that exists in EC2: ParallelCluster refuses RSA keys on Ubuntu, after the network is created.
+    """Check the type of a key pair that exists in EC2, and whether its private key is on this machine.
 
-    `kind` is its type, "" if `up` creates it. `private` is the file that should have its private key.
+    ParallelCluster refuses RSA keys on Ubuntu, but only after the network has been created. `kind` is the type of the
+    key pair, "" if `up` creates it. `private` is the file that should have the private key.
     """
     if kind == "rsa" and own.os.startswith("ubuntu"):
         fault = f"it is an RSA key, which ParallelCluster refuses with {own.os}; name an ed25519 key, or one that "

@@ -267,7 +267,7 @@ class AwsResources:
 
     # Keys and scripts
     def key_type(self, name: str) -> str:
-        """Return the type of a key pair in EC2, such as `rsa` or `ed25519`; "" if it does not exist."""
+        """Return the type of a key pair in EC2, such as `rsa`, or `unknown`; "" if the key pair does not exist."""
         try:
             found = self.api.call("ec2", "describe_key_pairs", KeyNames=[name]).get("KeyPairs", ())
         except CloudError as error:
