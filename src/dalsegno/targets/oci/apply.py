@@ -32,7 +32,7 @@ class OciWork:
     confirm: Confirm
 
     def change_stack(self, plan: OciPlan) -> OciState:
-        """Create or update the stack, run a PLAN job, and then the APPLY job of exactly that plan. Return the new state.
+        """Create or update the stack, run a PLAN job, and then the APPLY job of exactly that plan. Return the state.
 
         The state is written after each step.
         """
