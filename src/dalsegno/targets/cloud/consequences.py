@@ -79,7 +79,10 @@ def taken_at(end: float, instance_type: str) -> float:
 
 @dataclass(frozen=True)
 class CapacityCheck:
-    """A quota or a reservation that the plan depends on. `fault` says why it is not sufficient."""
+    """Something that must exist or suffice for the plan, such as a quota, a reservation or a bucket.
+
+    `fault` says why it does not. Without a fault, the user must check that it is as `wanted` says.
+    """
 
     what: str
     wanted: str
