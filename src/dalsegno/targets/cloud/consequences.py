@@ -47,7 +47,7 @@ class SettingChange:
 
 @dataclass(frozen=True)
 class CloudResource:
-    """The resources of one kind that a plan creates. If `data` is set, `down` asks before it deletes them."""
+    """The resources of one kind that a plan creates. `data` says that users keep files in them."""
 
     noun: str  # the provider's name for this kind, such as "FSx for Lustre" or "VPC"
     names: tuple[str, ...]
