@@ -47,7 +47,7 @@ class SettingChange:
 
 @dataclass(frozen=True)
 class CloudResource:
-    """The resources of one kind that a plan creates. `data` says that users keep files in them."""
+    """The resources of one kind that a plan creates. `data` says whether they hold files of users."""
 
     noun: str  # the provider's name for this kind, such as "FSx for Lustre" or "VPC"
     names: tuple[str, ...]

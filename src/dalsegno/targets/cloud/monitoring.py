@@ -1,9 +1,9 @@
 """Monitoring of a cluster on AWS: node_exporter on every machine, Prometheus and Slurm's exporter on the head. Pure.
 
-Prometheus and node_exporter are packages of Ubuntu, and run as the user `prometheus`. All three programs listen only on
-the loopback address of the head. Prometheus also has the observer's metrics, which users must not read, so it needs a
-password. The head generates the password: no script contains it. On the other machines, node_exporter has no password,
-because the security group of the cluster lets only its own machines connect.
+Prometheus and node_exporter are packages of Ubuntu, and run as the user `prometheus`. On the head, all three programs
+listen on the loopback address only. Prometheus also has the observer's metrics, which users must not read, so it needs
+a password. The head generates the password: no script contains it. On the other machines, node_exporter has no
+password, because the security group of the cluster lets only its own machines connect.
 """
 
 from __future__ import annotations

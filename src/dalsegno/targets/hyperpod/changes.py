@@ -1,6 +1,6 @@
 """Compare a running HyperPod cluster with its file, and build the request that changes it. Pure.
 
-AWS documents that UpdateCluster changes the number of a group's instances, the address of its lifecycle scripts, and
+AWS documents that UpdateCluster can change the number of a group's instances, the address of its lifecycle scripts, and
 its training plan. The other settings of a group are fixed when the group is created. A change of such a setting is
 refused, and the error says what to do instead.
 """

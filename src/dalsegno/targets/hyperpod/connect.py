@@ -20,7 +20,7 @@ COMMAND_DOCUMENT = "AWS-StartInteractiveCommand"
 
 @dataclass(frozen=True)
 class Reached:
-    """An instance, with the names that people and ssh use for it. The first name is the shortest."""
+    """An instance, with the names that people and ssh use for it. Messages and commands use the first name."""
 
     instance: InstanceInfo
     names: tuple[str, ...]

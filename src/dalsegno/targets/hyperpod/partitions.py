@@ -3,8 +3,8 @@
 HyperPod's agent writes slurm.conf. The agent sometimes leaves out a partition, so that the nodes of this partition are
 only in HyperPod's own partition `dev`. It also drops lines that others appended. This service compares Slurm with the
 cluster file twice a minute. It keeps the missing PartitionName lines in a marked block at the end of slurm.conf, and
-changes nothing else in the file. If all nodes may be drained, the block also names the prolog that checks a node before
-each job.
+changes nothing else in the file. If recovery may drain every node, the block also names the prolog that checks a node
+before each job.
 
 The service also applies the partition settings of the cluster file, even to partitions that HyperPod wrote. It creates
 the reservations, the secrets of the node agents and the targets of Prometheus, because node names are known only here.

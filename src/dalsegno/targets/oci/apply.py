@@ -32,9 +32,9 @@ class OciWork:
     confirm: Confirm
 
     def change_stack(self, plan: OciPlan) -> OciState:
-        """Create or update the stack, run a PLAN job, and then the APPLY job of exactly that plan. Return the state.
+        """Create or update the stack, run a PLAN job, and then the APPLY job of exactly that plan.
 
-        The state is written after each step.
+        Return the new state, which is also written after each step.
         """
         stage = OciStage.MAKING if plan.fresh else OciStage.CHANGING
         state = self._save(replace(plan.state or OciState(stage), phase=stage, setup=""))

@@ -50,7 +50,7 @@ class PclusterStatus(Enum):
 
 
 class FleetStatus(Enum):
-    """The status of all compute nodes."""
+    """The status of the compute fleet, that is, of all compute nodes together."""
 
     RUNNING = "RUNNING"
     STOPPED = "STOPPED"

@@ -36,7 +36,7 @@ CREATION, UPDATE, FILE_SYSTEMS = Minutes(15, 20), Minutes(3, 10), Minutes(10, 15
 class PclusterPlan(CloudPlan):
     """The plan of one `up`: its consequences, and the template, ids and config that `apply` needs."""
 
-    # ids in the cluster file and in the stacks it names, and a bucket left over from an earlier `up`
+    # ids in the cluster file and in the stacks it names, and a bucket that an earlier `up` left
     external: Prerequisites = field(default_factory=Prerequisites)
     known: Prerequisites = field(default_factory=Prerequisites)  # `external` plus the outputs of our own stack
     template: Mapping[str, Any] = field(default_factory=dict)

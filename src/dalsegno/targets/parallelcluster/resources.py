@@ -88,8 +88,8 @@ class AwsResources:
     def put_stack(self, stack: str, template: Mapping[str, Any], tags: Mapping[str, str], say: Say) -> OwnStack:
         """Create or update a stack, wait until that operation ends, and return the stack.
 
-        An update never deletes a file system or a bucket. A stack whose creation failed is first deleted, with its file
-        systems. A stack whose deletion failed is first deleted without them.
+        An update never deletes a file system or a bucket. A stack whose creation or deletion failed is deleted and
+        created again. After a failed creation, its file systems are deleted, too.
         """
         found = self.read_stack(stack)
         if found.state is OperationState.RUNNING:

@@ -97,7 +97,7 @@ class FoundPcluster:
     there: PclusterView | None
     stack: OwnStack
     bucket: str
-    external: Prerequisites  # ids in the cluster file and in the stacks it names, and a bucket left over from before
+    external: Prerequisites  # ids in the cluster file and the stacks it names, and a bucket that an earlier `up` left
     known: Prerequisites  # `external` plus the outputs of our own stack
     reservations: Mapping[str, CapacityReservation]
     zones: Mapping[str, str]  # subnet -> availability zone
@@ -196,7 +196,7 @@ class PclusterTarget(OperatorSide):
 
     @staticmethod
     def _data_buckets(aws: AwsResources, own: PclusterSettings, scripts: str) -> DataBuckets:
-        """Return what is known of the buckets of data repositories, except the bucket `scripts`.
+        """Return the missing and the unusable buckets of data repositories, except the bucket `scripts`.
 
         That bucket holds the bootstrap scripts. It exists already, or the stack creates it.
         """
