@@ -55,7 +55,7 @@ def find_builder(name: str | None = None) -> str:
 
 @dataclass(frozen=True)
 class DockerfileBuild:
-    """A Dockerfile, what it is built with, and the builder's program."""
+    """A Dockerfile, the inputs of its build, and the builder's program."""
 
     program: str
     folder: Path  # the build context

@@ -68,7 +68,7 @@ class RankStack:
 
 @dataclass(frozen=True)
 class HangReport:
-    """Why a generation hangs.
+    """The cause of a hang in a generation.
 
     `ranks` contains the suspected ranks: those that did not arrive, called another collective, are stopped, or are at
     another line of the script than most. `nodes` contains the nodes of these ranks. If all ranks arrived, `ranks` is
@@ -184,7 +184,7 @@ def _mismatch(generation: int, stall: Stall, places: Mapping[int, str]) -> HangR
 def _incomplete(generation: int, stall: Stall, places: Mapping[int, str], faulty_nodes: Collection[str]) -> HangReport:
     """Report a collective that all ranks have called.
 
-    The suspect is then a faulty node or the network between the nodes.
+    The suspect is then a faulty node or, if there is none, the network or a GPU.
     """
     sentence = (
         f"all {len(stall.calls)} ranks have called collective {stall.sequence} of process group"
@@ -205,7 +205,8 @@ def _outside_collectives(
 ) -> HangReport | None:
     """Report a hang in which no rank waits in a collective.
 
-    Name the stopped ranks. If there are none, name those whose line in the script is known.
+    Suspect the ranks that are stopped or blocked in the kernel. If there are none, compare the ranks' lines in the
+    script, and suspect those at the line with the fewest ranks. Return None if no line is known.
     """
     stopped = tuple(dump.rank for dump in dumps if dump.state in (ProcessState.STOPPED, ProcessState.BLOCKED))
     if stopped:
@@ -289,7 +290,7 @@ def _returned(entries: Sequence[Entry], generation: int, places: Mapping[int, st
 
 
 def ranks_of_generation(entries: Sequence[Entry], generation: int) -> dict[int, str]:
-    """Return the node of each rank; empty if the journal entry is invalid."""
+    """Return the node of each rank; empty if the journal has no valid entry for the generation."""
     for entry in entries:
         if entry.get("event") == RunEvent.GENERATION and entry.get("generation") == generation:
             each, nodes = entry.get("nproc_per_node", 1), entry.get("nodes")
@@ -302,7 +303,7 @@ def ranks_of_generation(entries: Sequence[Entry], generation: int) -> dict[int, 
 
 
 def read_dumps(run: RunFolder, generation: int) -> list[FlightDump]:
-    """Return the flight recorders of a generation.
+    """Return the flight recorder dumps of a generation, one for each rank.
 
     A dump that torch wrote itself is preferred, because it contains stacks.
     """

@@ -1,7 +1,7 @@
 """Accounts as values, and the difference between the wanted accounts and the existing ones. Pure.
 
-The difference is an `AccountPlan`. A directory carries it out (`LdapDirectory`), and `dalsegno plan` shows it as
-sentences. Accounts in /etc/passwd are compared on the machines themselves (`setup/machine_accounts.py`).
+The difference is an `AccountPlan`. `LdapDirectory` carries it out, and `dalsegno plan` shows it as sentences. Accounts
+in /etc/passwd are compared on the machines themselves (`setup/machine_accounts.py`).
 """
 
 from __future__ import annotations

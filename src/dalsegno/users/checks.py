@@ -104,8 +104,9 @@ def check_people(
 def _check_account(user: User, account: PasswdEntry, machine: People, before: Mapping[str, int]) -> None:
     """Check a user whose name is also the name of an account on the machine.
 
-    Raise for a system account, for a user who already has a uid in the cluster, for a uid that differs from the
-    account's, and for a privileged account unless the user is given with its uid.
+    Raise for a system account, for a user who already has a uid in the cluster, and for a uid that differs from the
+    account's. For a privileged account, also raise if the user has no `uid`, which would confirm that both are the same
+    person.
     """
     name, other = f"`{user.name}`", "choose another name"
     if _is_system(account):

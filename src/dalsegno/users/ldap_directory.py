@@ -134,7 +134,10 @@ class LdapDirectory:
                 return
 
     def _add(self, connection: Any, entry: LdapEntry, *, replace: bool = True) -> None:
-        """Add an entry. If it already exists, as after an interrupted plan, replace its attributes."""
+        """Add an entry. If it already exists, as after an interrupted plan, replace its attributes.
+
+        If `replace` is false, an existing entry is kept as it is.
+        """
         filled = {name: list(values) for name, values in entry.attributes.items() if values}
         connection.add(entry.dn, attributes=filled)
         if connection.result["result"] != _EXISTS:

@@ -76,9 +76,9 @@ def render_pam_sshd(found: str, session_files: Mapping[str, str], admins: Sequen
     """Return /etc/pam.d/sshd with pam_slurm_adopt as the last account module.
 
     Root, the users `admins` and the members of administrators' groups can always log in. `session_files` are PAM files
-    that /etc/pam.d/sshd may include. Their lines are copied in their place, without pam_systemd, because it would move
-    the session out of the job's cgroup, into which pam_slurm_adopt has moved it. The session files themselves do not
-    change.
+    that /etc/pam.d/sshd may include. If such a file has pam_systemd, the line that includes it is replaced by the
+    file's other session lines. pam_systemd would move the session out of the job's cgroup, into which pam_slurm_adopt
+    has moved it. The session files themselves do not change.
     """
     lines = restore_pam(found).splitlines()
     adopt = [

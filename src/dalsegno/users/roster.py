@@ -50,8 +50,8 @@ def roster_of(cluster: Cluster) -> Roster:
 
 
 def with_roster(cluster: Cluster, roster: Roster) -> Cluster:
-    """Return the cluster with the users and groups of `roster` that commands added. If the cluster file has a user or
-    group of the same name, that one counts."""
+    """Return the cluster with the users and groups of `roster` that commands added. Users and groups whose names are in
+    the cluster file are left out."""
     names, group_names = {user.name for user in cluster.users}, {group.name for group in cluster.groups}
     users = [user for user in roster.users if user.added and user.name not in names]
     groups = [group for group in roster.groups if group.added and group.name not in group_names]

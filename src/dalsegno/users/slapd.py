@@ -1,6 +1,6 @@
 """Render the files of an OpenLDAP server (slapd) that keeps the accounts of one cluster. Pure.
 
-Only the administrator changes entries. Users can change only their own password and SSH keys. Hosts read accounts
+Only the administrator can change entries, but users can change their own password and SSH keys. Hosts read accounts
 without a password, and see only what /etc/passwd and /etc/group would show. Passwords are accepted only over TLS.
 """
 

@@ -151,7 +151,7 @@ _LISTS = "`dalsegno image ls` lists the stored images"
 
 
 def find_image(store: ImageStore, image: str) -> Stored:
-    """Return a stored image by name or path. Raise an error that says what is wrong with the argument."""
+    """Return a stored image by name, digest or path. Raise an error that says what is wrong with the argument."""
     try:
         return store.find(image)
     except NotThere:

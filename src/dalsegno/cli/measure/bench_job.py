@@ -163,7 +163,7 @@ class Finished:
 
 
 def run_worker(worker: WorkerProgram, place: BenchPlace, show: Callable[[str], None]) -> Finished | None:
-    """Run the program on all ranks, pass rank 0's lines to `show`, and return its output. Return None after a dry
+    """Run the program on all ranks, pass rank 0's lines to `show`, and return the output. Return None after a dry
     run."""
     if place.in_slurm:
         return _in_slurm(worker, place, show)

@@ -119,7 +119,7 @@ def vendor_floor(plan: RunPlan | None, size: int) -> float:
 def compare_with_history(usual: float, before: Sequence[float]) -> dict[str, Any]:
     """Return a comparison of the usual bandwidth in this measurement with earlier results of the same cluster.
 
-    The cluster is slower than before if the bandwidth is below `history_threshold` of the earlier results.
+    The cluster is slower than before if the bandwidth is below the `history_threshold` of the earlier results.
     """
     from dalsegno.bench.nccl.verdict import history_threshold
 

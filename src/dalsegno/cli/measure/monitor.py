@@ -60,8 +60,8 @@ def down(name: str | None) -> None:
 
 
 def _switch_exporters(name: str | None, *, on: bool) -> bool:
-    """Start or stop exporters on the machines of a platform that runs them itself. Return False for any other
-    target."""
+    """Start or stop the exporters and Prometheus of a target that runs them on its own machines (`CanExport`). Return
+    False for any other target."""
     from dalsegno.cluster import may_change, open_cluster
     from dalsegno.targets.machines import CanExport
 

@@ -55,7 +55,7 @@ class GpuWatch:
         self._thread: threading.Thread | None = None
 
     def take(self) -> Mapping[int, GpuLoad]:
-        """Return the last load read, by PID, and start the next reading.
+        """Return the load that was read last, by PID, and start the next reading.
 
         Processes that have run no kernel are missing. The result is empty while a reading is still in progress.
         """
@@ -100,7 +100,7 @@ class GpuWatch:
         return found
 
     def _samples(self, nvml: Any, index: int) -> list[Any]:
-        """Return the new samples of a GPU; none if the GPU does not report any, for example with MIG."""
+        """Return the new valid samples of a GPU; none if the GPU does not report any, for example with MIG."""
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
             samples = nvml.nvmlDeviceGetProcessUtilization(handle, self._seen.get(index, 0))

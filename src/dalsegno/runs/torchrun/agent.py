@@ -167,7 +167,7 @@ class TorchrunAgent(RunAgent):
         super()._start(order)
 
     def _send(self, message: Message) -> None:
-        """Send a message to the coordinator, and before the end of a capture, what was captured.
+        """Send a message to the coordinator. If it says that stacks were captured, send the captured evidence first.
 
         Send nothing while leaving, because the end of a worker is then not a failure.
         """

@@ -1,6 +1,6 @@
 """The coordinator of a torchrun command.
 
-It is a thread in the agent on the rendezvous host, and ends with that agent.
+It runs in a thread of the agent on the rendezvous host, and ends with that agent.
 """
 
 from __future__ import annotations
@@ -312,7 +312,7 @@ class OutputWriter(StatusWriter):
             self.tell(text)
 
     def tell(self, text: str) -> None:
-        """Print a line, unless the nodes leave."""
+        """Print a line, unless the agents were told to leave."""
         if not self.quiet:
             self._talk(text)
 

@@ -18,7 +18,7 @@ from dalsegno.runs.hang import HangReport, RankStack, judge_hang, parse_stacks
 from dalsegno.runs.torchrun.rendezvous import host_of
 from dalsegno.wire.frames import Message
 
-MAX_FILE_BYTES = 256 << 10  # of each file, the end is sent
+MAX_FILE_BYTES = 256 << 10  # maximum number of bytes that are sent from the end of each file
 MAX_PIECES = 4096  # limit on the files that a coordinator keeps
 MAX_PATH_CHARS = 4096
 _NAME = re.compile(r"(stacks|flight|folder)/(\d{1,9})/(\d{1,9})")
@@ -26,7 +26,7 @@ log = logging.getLogger("coordinator")
 
 
 def evidence_messages(current: GenerationWorkers) -> Iterator[Message]:
-    """Yield an agent's messages with the stacks and the flight recorders of its workers, and with their folders."""
+    """Yield an agent's messages with the stacks and flight recorder dumps of its workers, and with their folders."""
     for worker in current.workers.values():
         files = {"stacks": _end_of(worker.stacks), "flight": _end_of(worker.flight)}
         folder = os.path.dirname(worker.stacks) if any(files.values()) else ""
@@ -54,7 +54,7 @@ class _Place:
 
 
 class HangEvidence:
-    """The stacks and flight recorders that agents have sent, and the ranks in which a collective timed out."""
+    """The stacks and flight recorder dumps that agents have sent, and the ranks in which a collective timed out."""
 
     def __init__(self) -> None:
         self._stacks: dict[_Place, RankStack] = {}
@@ -93,7 +93,7 @@ class HangEvidence:
 
         `idle` contains the ranks that have not returned, if they are all idle.
         """
-        # Copies, because late evidence is added while another thread judges
+        # Copies, because another thread may add late evidence meanwhile
         dumps, stacks = dict(self._dumps), dict(self._stacks)
         places = {place.rank: node for place, node in self._nodes.items()}
         returned = [] if idle is None else [rank for rank in places if rank not in idle]
@@ -117,8 +117,8 @@ class HangEvidence:
 class TorchrunHangWatch(HangWatch):
     """Prints hangs and idle ranks, with their cause.
 
-    Output is no sign of progress here, because workers write to the terminal themselves. A hang without a limit of the
-    user is ended only if a restart is left, because torchrun's default is none.
+    The output of workers is not seen here, because they write to the terminal themselves. If the user has set no hang
+    timeout, a hang is ended only if a restart is left: by default, torchrun has none.
     """
 
     sees_output = False

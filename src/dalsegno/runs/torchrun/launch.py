@@ -31,7 +31,7 @@ from dalsegno.system.machine import gpu_files
 from dalsegno.system.processes import LocalRunner
 
 SHUTDOWN_S = 10.0
-# Options of `dalsegno run`, with the same values. Variables, because torchrun has no such options.
+# Options of `dalsegno run`, with the same values. They are variables here, because torchrun has no such options.
 STANDBY = "DALSEGNO_RUN_STANDBY"
 HANG_TIMEOUT = "DALSEGNO_RUN_HANG_TIMEOUT"
 _HAS_TORCH = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
@@ -91,7 +91,8 @@ class _Launch:
     def _host(self, python: str) -> tuple[CoordinatorThread | None, int]:
         """Open the rendezvous.
 
-        Return its coordinator and port. The coordinator is None if another process here has opened the rendezvous.
+        Return its coordinator and port. The coordinator is None if another process on this node listens on the port,
+        such as another agent of the run.
         """
         self.keys.make()
         site = TorchrunSite(
@@ -114,7 +115,7 @@ class _Launch:
 
 
 def read_hang_timeout_s(environ: Mapping[str, str]) -> int | None:
-    """Return the hang timeout of the user: 0 for none; None if it is not set."""
+    """Return the hang timeout that the user has set: 0 for no timeout; None if it is not set."""
     found = options_from_env({HANG_TIMEOUT: environ.get(HANG_TIMEOUT, "")}).get("hang_timeout_s")
     return found if isinstance(found, int) else None
 

@@ -170,9 +170,9 @@ class Logs:
         self._temporary: TemporaryLogs | None = None
 
     def files(self, restarts: int, local_rank: int, rank: int) -> dict[str, str]:
-        """Return one worker's paths: `output`, `log` (stderr), `error_file`, and two that only a hang leaves.
+        """Return one worker's paths: `output`, `log` (stderr), `error_file`, and `stacks` and `flight` for hangs.
 
-        "" means this process's output.
+        "" for `output` or `log` means this process's own output. With `--log-dir /dev/null`, there are no files.
         """
         if self.args.log_dir == os.devnull:
             return {"output": "", "log": "", "error_file": ""}

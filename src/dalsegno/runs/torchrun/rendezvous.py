@@ -43,7 +43,10 @@ ALONE = Rendezvous(LOOPBACK, 0, ours=True, alone=True)
 
 
 def find_rendezvous(args: TorchrunArgs, is_ours: Callable[[str], bool]) -> Rendezvous:
-    """Return the rendezvous that torchrun would use: the master for `static`, otherwise the endpoint."""
+    """Return the rendezvous that torchrun would use: the master for `static`, otherwise the endpoint.
+
+    A run on a single node needs neither, and gets a free port on the loopback address.
+    """
     if args.standalone or args.nodes.max == 1:
         return ALONE
     if args.backend == "static":

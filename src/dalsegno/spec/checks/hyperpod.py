@@ -1,4 +1,4 @@
-"""Check for settings that HyperPod would refuse, often only after minutes, and for what it needs of the file."""
+"""Check for settings that HyperPod would refuse, often only after minutes, and for missing settings that it needs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dalsegno.spec.layout import catalog_instance, login_nodes, own_nodes
 from dalsegno.spec.model import ClusterSpec, MachineSpec
 from dalsegno.spec.targets import HyperPod
 
-# Limits of the request CreateCluster
+# Limits of a CreateCluster request
 MAX_NODES, MAX_GROUPS, MAX_VOLUME_GIB, MAX_TAG_KEY = 6758, 100, 16_384, 128
 _TAG = re.compile(r"[\w\s.:/=+\-@]*")
 _FILE_SYSTEM = re.compile(r"fs-[0-9a-f]{8,17}")
@@ -27,7 +27,7 @@ NOT_OFFERED = frozenset({
 
 
 def check_hyperpod(spec: ClusterSpec, report: Problems) -> None:
-    """Check the section `hyperpod`, and what HyperPod needs of the other sections."""
+    """Check the section `hyperpod`, and the settings of other sections that HyperPod limits or needs."""
     own = spec.hyperpod
     if spec.target != "hyperpod" or own is None or not report.whole("target"):
         return
@@ -130,7 +130,7 @@ def _check_limits(own: HyperPod, spec: ClusterSpec, report: Problems) -> None:
 
 
 def _check_images(own: HyperPod, spec: ClusterSpec, report: Problems) -> None:
-    """Check that `up` can import the images to where all instances find them."""
+    """Check that `up` can import the images into a folder that all instances see."""
     if not spec.containers.images:
         return
     if not (spec.containers.folder or "").startswith(tuple(f"{each.mount}/" for each in spec.storage)):

@@ -23,7 +23,8 @@ _PROVIDERS = {"parallelcluster": "aws", "hyperpod": "aws", "oci": "oci"}
 
 
 def check_machines(spec: ClusterSpec, report: Problems) -> None:
-    """Check the sizes of the head node, the login nodes, and the nodes of partitions without `nodes_from`."""
+    """Check the instance types and sizes of the head node and the login nodes, and of the nodes of partitions without
+    `nodes_from`."""
     machines: list[tuple[MachineSpec, str]] = [(spec.head, "the head node"), (spec.login, "a login node")]
     own = [partition for partition in spec.partitions if not partition.nodes_from]
     machines += [(partition, f"partition `{partition.name}`") for partition in own]

@@ -11,7 +11,7 @@ from dalsegno.spec.model import ClusterSpec, PartitionSpec, StorageSpec
 from dalsegno.spec.oci import Oci
 from dalsegno.spec.platform_facts import LUSTRE_TIERS, OLDER_RDMA_SHAPES
 
-# The parts of availability domains and OCIDs that are not the region's own name
+# How availability domains and OCIDs write some regions -> the region's own name
 _REGION_KEYS = {"phx": "us-phoenix-1", "iad": "us-ashburn-1", "us-ashburn": "us-ashburn-1"}
 _REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-\d")
 _WITH_REGION = ("vcn", "public_subnet", "private_subnet", "image", "stack")
@@ -104,7 +104,8 @@ def _instead(own: Oci, partition: PartitionSpec, report: Problems) -> str:
 
 
 def _check_storage(own: Oci, spec: ClusterSpec, report: Problems) -> None:
-    """Check that the stack can mount all storage: one file system, beside homes on file storage and Lustre."""
+    """Check that the stack can mount all storage: homes on file storage at /home, one Lustre, and one other file
+    system."""
     homes = [each for each in spec.storage if each.home and each.type == "fss" and each.mount == "/home"]
     stores = [each for each in spec.storage if each.type in ("fss", "nfs") and each not in homes]
     lustre = [each for each in spec.storage if each.type == "lustre"]
@@ -145,6 +146,6 @@ def _check_lustre(storage: StorageSpec, own: Oci, report: Problems) -> None:
 
 
 def lustre_size(wanted: float) -> int:
-    """Return the smallest size of a Lustre file system that holds as much, in GB."""
+    """Return the smallest possible size of a Lustre file system that is at least `wanted`, in GB."""
     step = _LUSTRE_STEP if wanted <= _LUSTRE_LARGE else _LUSTRE_LARGE_STEP
     return max(_LUSTRE_FIRST, -int(-wanted // step) * step)

@@ -21,11 +21,14 @@ _QUEUES = "/opt/oci-hpc/conf/queues.conf"
 
 @dataclass(frozen=True)
 class PartitionCommands:
-    """What to run on the controller after `up`, and before `down`, which leaves these machines running."""
+    """The commands to run on the controller: `add` after `up`, and `remove` before `down`.
+
+    `down` itself leaves the machines of these partitions running.
+    """
 
     add: tuple[str, ...]
     remove: str
-    first: str = ""  # what to write into a file before
+    first: str = ""  # an instruction to edit a file before `add`, as the start of a sentence
 
 
 def partition_commands(own: Oci, partition: PartitionSpec) -> PartitionCommands:

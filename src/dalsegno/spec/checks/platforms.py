@@ -114,7 +114,7 @@ def _given(section: Section, path: list[str]) -> Iterator[tuple[Section, str]]:
                 yield from _given(inner, rest)
     elif name in section.model_fields_set:
         default = type(section).model_fields[name].get_default(call_default_factory=True)
-        # A section that is given is meant, even if it has the default values.
+        # A section with any value in the file counts as set, even if the value is the default.
         if value != default or (isinstance(value, Section) and value.model_fields_set):
             yield section, name
 

@@ -148,7 +148,7 @@ def _grows(name: str, most: int | None, queue: Section, spec: ClusterSpec, repor
 
 
 def partitions_named(section: Section, field: str, names: list[str], spec: ClusterSpec, report: Problems) -> None:
-    """Check that settings by partition name partitions of the file."""
+    """Check that `names`, the keys of the setting `field`, are names of partitions in the file."""
     known = [partition.name for partition in spec.partitions]
     for name in names:
         if name not in known and report.unnamed(name, "partitions"):
@@ -236,7 +236,10 @@ def _check_unknown_hosts(ssh: Ssh, hosts: dict[str, str], machines: set[str], re
 
 
 def check_containers(spec: ClusterSpec, report: Problems) -> None:
-    """Check that images are not listed while containers are turned off, and that all machines see them."""
+    """Check that images are not listed while containers are turned off.
+
+    Where `up` imports the images on the head node, also check that their folder is on storage that all machines see.
+    """
     if spec.containers.images and spec.containers.enabled is False:
         what = "`images` are listed, but containers are turned off"
         report.add(spec.containers, "images", what, "remove `enabled: false`, or `images`", reads=("enabled",))

@@ -1,8 +1,8 @@
 """The secrets of node agents, for platforms that choose node names only at run time.
 
 These platforms also have no shared folder that only root can change. So each secret is derived from munge's key, which
-the platform puts on all machines. A node derives its own secret when it is set up. On the controller, the service
-`agent-secrets` derives it when the node appears in Slurm.
+the platform puts on all machines. A node derives its own secret when it is set up. On the controller, a service derives
+it when the node appears in Slurm: `agent-secrets` on OCI, and `hyperpod-partitions` on HyperPod.
 """
 
 from __future__ import annotations

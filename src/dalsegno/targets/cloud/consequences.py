@@ -47,7 +47,7 @@ class SettingChange:
 
 @dataclass(frozen=True)
 class CloudResource:
-    """The resources of one kind that a plan creates. If `data` is set, `down` asks before it deletes them."""
+    """The resources of one kind that a plan creates. `data` says whether they hold files of users."""
 
     noun: str  # the provider's name for this kind, such as "FSx for Lustre" or "VPC"
     names: tuple[str, ...]
@@ -79,7 +79,10 @@ def taken_at(end: float, instance_type: str) -> float:
 
 @dataclass(frozen=True)
 class CapacityCheck:
-    """A quota or a reservation that the plan depends on. `fault` says why it is not sufficient."""
+    """Something that must exist or suffice for the plan, such as a quota, a reservation or a bucket.
+
+    `fault` says why it does not. Without a fault, the user must check that it is as `wanted` says.
+    """
 
     what: str
     wanted: str

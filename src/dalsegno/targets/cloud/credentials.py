@@ -33,7 +33,8 @@ class CloudRefusal(Enum):
     UNKNOWN = "unknown"
 
 
-# Error codes of AWS. A code that is not listed is UNKNOWN, and its message is shown unchanged.
+# Error codes of AWS and OCI. Further codes are known by their endings (see `refusal_of_code`). All others are UNKNOWN,
+# and their messages are shown unchanged.
 _CODES: dict[CloudRefusal, tuple[str, ...]] = {
     CloudRefusal.WRONG_CREDENTIALS: (
         "InvalidClientTokenId", "UnrecognizedClientException", "AuthFailure", "SignatureDoesNotMatch",
@@ -121,7 +122,7 @@ def refusal_in_text(text: str) -> CloudRefusal:
 
 def repeat_throttled(send: Callable[[], Result], pause: Callable[[float], None] = time.sleep) -> Result:
     """Send a request and return the answer. If the cloud throttles the request, repeat it after pauses, and raise an
-    error after the last pause."""
+    error if the last attempt fails."""
     for pause_s in THROTTLE_PAUSES_S:
         try:
             return send()

@@ -1,9 +1,9 @@
 """Monitoring of a cluster on AWS: node_exporter on every machine, Prometheus and Slurm's exporter on the head. Pure.
 
-The programs are packages of Ubuntu, and run as the user `prometheus`. Those on the head listen on its loopback address
-only. Prometheus also has the observer's metrics, which users must not read, so it needs a password. The head draws the
-password: no script contains it. The node_exporters of nodes have no password: the security group of the cluster lets
-only its own machines connect.
+Prometheus and node_exporter are packages of Ubuntu, and run as the user `prometheus`. On the head, all three programs
+listen on the loopback address only. Prometheus also has the observer's metrics, which users must not read, so it needs
+a password. The head generates the password: no script contains it. On the other machines, node_exporter has no
+password, because the security group of the cluster lets only its own machines connect.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def with_monitoring(plan: NodePlan, site: ManagedSlurm, *, head: bool, nodes: Se
 
 
 def _drawn_login(site: ManagedSlurm) -> PlannedCommand:
-    """Return the command that draws the password of Prometheus."""
+    """Return the command that generates the password of Prometheus."""
     program = (PYTHON, "-I", f"/opt/dalsegno/{site.code}/dalsegno/programs.py", "web-login")
     password, web = (str(site.folder.secret / name) for name in (PASSWORD, WEB_CONFIG))
     return PlannedCommand("creating the password of Prometheus", (*program, LOGIN_USER, password, web), creates=web)

@@ -51,9 +51,9 @@ class ManagedSlurm:
     state_text: str  # the content of the state file on the head
     nodes: tuple[str, ...]  # all names that the platform gives its compute nodes
     etc: str = "/opt/slurm/etc"  # Slurm's files, which all machines share
-    prolog: str = ""  # path of our script in the platform's prolog folder; "" if the platform has no such folder
+    prolog: str = ""  # path of the prolog that the head writes for all nodes; "" if it writes none
     scratch: str = ""  # mount point of the local disks; "" if there are none
-    cloud: str = ""  # file that names the cloud for node agents; "" if they do not read notices of the cloud
+    cloud: str = ""  # content of CLOUD_FILE for node agents; "" if they do not read notices of the cloud
     pyxis: bool = False  # whether to enable the Enroot and Pyxis of the platform's image
     shared_homes: bool = False  # whether the head serves /home to all machines and creates the homes
     packages: tuple[str, ...] = field(
@@ -156,7 +156,7 @@ def login_plan(site: ManagedSlurm) -> NodePlan:
     """Return the plan of every login node: the command `dalsegno` and the facts of the cluster file, and no daemon.
 
     `run` and `bench` need the facts there, because Slurm does not know the instance types of the nodes. There is no
-    state file: the cluster's own commands work on the head.
+    state file, because the commands that manage the cluster run on the head.
     """
     return NodePlan(
         site.cluster.name,
@@ -268,7 +268,8 @@ def prolog_text(site: ManagedSlurm) -> str:
     """Return the script that checks a node before each job. It stops the job only if a check has failed.
 
     A failed prolog drains the node, and these platforms replace a drained node. All nodes have the same script, so the
-    script checks nothing if recovery may only observe one of the nodes.
+    script checks nothing if recovery may only observe one of the nodes. With Pyxis, the script also creates the user's
+    folders for Enroot.
     """
     bases = " ".join(_enroot_folders(site)) if site.pyxis else ""
     folders = (

@@ -17,7 +17,7 @@ Execute = Callable[[Sequence[str]], Completed]
 def refresh_script(fetch: str, entry: str) -> str:
     """Return the text of the program `dalsegno-refresh`.
 
-    `fetch` is a shell command that gets the scripts into "$work". `entry` is the script in this folder to run.
+    `fetch` is a shell command that puts the scripts into the folder "$work". `entry` is the script there to run.
     """
     return (
         "#!/bin/bash\n# Written by Dal Segno. It gets the newest set-up scripts and runs them.\nset -euo pipefail\n"

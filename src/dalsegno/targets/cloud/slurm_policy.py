@@ -36,8 +36,8 @@ class PartitionPolicy:
 
     def __init__(self, slurm: SlurmClient, folder: ClusterFolder) -> None:
         self._slurm, self._record = slurm, folder.root / RECORD
-        # The settings that were last applied, and how slurmctld printed them afterwards. Slurm prints many values in
-        # another form than it accepts, so they are compared only with what it printed before.
+        # Partition -> the settings that were last applied, and what slurmctld printed for them afterwards. Slurm prints
+        # many values in another form than it accepts, so its output is compared with that earlier output.
         self._settled: dict[str, tuple[Mapping[str, str], Mapping[str, str]]] = {}
         self._complaints: dict[str, str] = {}
 
@@ -63,7 +63,7 @@ class PartitionPolicy:
         words = [f"{key}={value}" for key, value in settings.items()]
         try:
             self._slurm.scontrol("update", f"PartitionName={name}", *words)
-        except DalsegnoError as error:  # such as a QOS that does not exist yet; the other partitions go on
+        except DalsegnoError as error:  # such as a QOS that does not exist yet; other partitions are still changed
             if self._complaints.get(name) != error.what:
                 log.error("partition %s keeps its settings: %s", name, error)
             self._complaints[name] = error.what
@@ -75,13 +75,13 @@ class PartitionPolicy:
 
 
 def _seen(facts: Mapping[str, str], settings: Mapping[str, str]) -> dict[str, str]:
-    """Return the values that slurmctld prints for these settings, whose names ignore case."""
+    """Return the values that slurmctld prints for these settings. The case of the settings' names does not matter."""
     printed = {key.lower(): value for key, value in facts.items()}
     return {key: printed.get(key.lower(), "") for key in settings}
 
 
 def has_people(cluster: Cluster) -> bool:
-    """Return whether the cluster file says something about Slurm's accounting."""
+    """Return whether the cluster has accounting, and its file has accounts, users or QOS to add to it."""
     return bool(cluster.slurm.accounting and (cluster.accounts or cluster.users or cluster.slurm.qos))
 
 

@@ -1,4 +1,7 @@
-"""Send requests to HyperPod, S3 and FSx. Each request is first checked against AWS's service model."""
+"""Send requests to HyperPod, CloudWatch, S3, FSx and Managed Prometheus.
+
+Each request is first checked against AWS's service model.
+"""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ class HyperPodWork:
         return state
 
     def _follow(self, name: str, what: str) -> None:
-        """Follow HyperPod's operation to its end. If an instance fails, report it at once, with HyperPod's message."""
+        """Wait until HyperPod's operation ends. If an instance fails, report it at once, with HyperPod's message."""
         follow(what, lambda: self._report(name), self.say, self.folder.operation_logs, pause=self.pause)
 
     def _report(self, name: str) -> OperationReport:
@@ -167,7 +167,10 @@ class HyperPodWork:
     def _lifecycle_logs(
         self, found: ClusterDescription, instances: Sequence[InstanceInfo]
     ) -> tuple[tuple[str, str], ...]:
-        """Return the logs of the lifecycle scripts by file name, first those of instances that failed."""
+        """Return up to MOST_LOGS logs of the lifecycle scripts with their file names, first those of failed instances.
+
+        If CloudWatch refuses them, tell the user and return none.
+        """
         try:
             streams = self.api.log_streams(found.log_group)
             failed = {each.id for each in instances if each.status is InstanceStatus.FAILURE}

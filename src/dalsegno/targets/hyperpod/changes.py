@@ -1,8 +1,8 @@
 """Compare a running HyperPod cluster with its file, and build the request that changes it. Pure.
 
-AWS documents that UpdateCluster changes the number of a group's instances, its lifecycle script and its training plan.
-The other settings of a group are fixed when the group is created. A change of such a setting is refused, and the error
-says what to do instead.
+AWS documents that UpdateCluster can change the number of a group's instances, the address of its lifecycle scripts, and
+its training plan. The other settings of a group are fixed when the group is created. A change of such a setting is
+refused, and the error says what to do instead.
 """
 
 from __future__ import annotations
@@ -49,9 +49,10 @@ def compare_tags(cluster: Cluster, applied: Cluster | None, present: Mapping[str
 def update_request(
     cluster: Cluster, found: ClusterDescription, shared: tuple[SharedFileSystem, ...]
 ) -> dict[str, Any] | None:
-    """Return the request UpdateCluster; None if nothing changes.
+    """Return the UpdateCluster request; None if it would change nothing.
 
-    HyperPod mounts `shared` on instances of new groups. On existing groups, the lifecycle script mounts it.
+    HyperPod mounts the file systems in `shared` on instances of new groups. On existing groups, the lifecycle script
+    mounts those that HyperPod does not mount there yet.
     """
     own = settings_of(cluster)
     known = {group.name: group for group in found.groups}

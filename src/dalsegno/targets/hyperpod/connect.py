@@ -20,14 +20,17 @@ COMMAND_DOCUMENT = "AWS-StartInteractiveCommand"
 
 @dataclass(frozen=True)
 class Reached:
-    """An instance, with the names that people and ssh use for it. The first name is the shortest."""
+    """An instance, with the names that people and ssh use for it. Messages and commands use the first name."""
 
     instance: InstanceInfo
     names: tuple[str, ...]
 
 
 def name_instances(instances: Iterable[InstanceInfo], controller_group: str) -> list[Reached]:
-    """Return the instances with all their names: `head` or GROUP-NUMBER, the name in Slurm, and the instance id."""
+    """Return the instances with all their names: GROUP-NUMBER, the name in Slurm, and the instance id.
+
+    The controller is also called `head`.
+    """
     counts: dict[str, int] = {}
     found = []
     for each in instances:

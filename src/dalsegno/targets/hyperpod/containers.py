@@ -1,11 +1,12 @@
 """Set up container jobs on one instance of HyperPod. The lifecycle script runs this program on all instances.
 
 Newer images of HyperPod have Pyxis and Enroot, and their plugstack.conf names Pyxis. Then nothing is changed. On other
-images, the program compiles Dal Segno's plugin for the image's Slurm, and adds a marked block to plugstack.conf.
+images, the program adds a marked block with one line to plugstack.conf. If Pyxis is installed, that line names Pyxis.
+Otherwise, the program compiles Dal Segno's plugin for the image's Slurm, and the line names this plugin.
 
-Slurm's configless mode hands out slurmctld's plugstack.conf, but no file that it includes. So the block has the line
-itself. The line is `optional`: slurmd does not start if a required plugin is missing, and on a new instance slurmd can
-run before this program.
+Slurm's configless mode hands out slurmctld's plugstack.conf, but not the files that plugstack.conf includes. So the
+line is in plugstack.conf itself. The line is `optional`: slurmd does not start if a required plugin is missing, and on
+a new instance slurmd can run before this program.
 """
 
 from __future__ import annotations
@@ -48,13 +49,13 @@ TOOLS = {
     "squashfuse": "squashfuse",
 }
 INSTALL_S = 1800.0
-FETCHES = {SlurmRole.COMPUTE: 1, SlurmRole.LOGIN: 30}  # how often slurmd is restarted until it has the plugin's line
+FETCHES = {SlurmRole.COMPUTE: 1, SlurmRole.LOGIN: 30}  # maximum number of restarts of slurmd, see `_receive`
 RETRY_S = "DALSEGNO_RETRY_S"  # variable with the seconds between two attempts
 
 
 @dataclass(frozen=True)
 class InstancePaths:
-    """The places of Slurm's and our files on an instance."""
+    """The paths of Slurm's files and of our files on an instance."""
 
     slurm: Path = Path("/opt/slurm")
     local: Path = Path("/usr/local")  # where `make install` of Pyxis puts it
@@ -79,8 +80,8 @@ class InstancePaths:
     def plugin_line(self, images: str) -> str:
         """Return the line for Dal Segno's plugin.
 
-        HyperPod's own plugin has the option --auto-resume. Other machines, such as Studio's, may write to the shared
-        file systems as root, so the kernel mounts no image for users.
+        `resume=none` leaves the option --auto-resume to HyperPod's own plugin. AS_USER keeps the kernel from mounting
+        images, because other machines, such as Studio's, may write to the shared file systems as root.
         """
         words = ["optional", f"{self.link}/{PLUGIN}", f"data={self.data}", f"cache={self.unpacked}", AS_USER]
         words += [f"import={COMMAND}", "resume=none", *([f"images={images}"] if images else [])]
@@ -88,7 +89,7 @@ class InstancePaths:
 
 
 class ContainerSetup:
-    """Sets up one instance. It may be repeated."""
+    """Sets up one instance. The setup may be repeated."""
 
     def __init__(
         self,
@@ -126,7 +127,7 @@ class ContainerSetup:
         if not packages:
             return
         log.info("installing %s", ", ".join(packages))
-        # While a new instance boots, Ubuntu's own updates may hold the lock.
+        # While a new instance boots, Ubuntu's own updates may hold dpkg's lock.
         apt = ["apt-get", "-y", "-o", "DPkg::Lock::Timeout=600"]
         install = [*apt, "install", "--no-install-recommends", *packages]
         env = {**self.env, "DEBIAN_FRONTEND": "noninteractive"}
@@ -163,10 +164,11 @@ class ContainerSetup:
                 log.info("slurmctld does not answer yet: it reads the file when it starts")
 
     def _receive(self, fetches: int) -> None:
-        """Restart slurmd if slurmctld has not sent the line.
+        """Restart slurmd until its plugstack.conf from slurmctld names a container plugin, at most `fetches` times.
 
-        slurmctld sends its files to nodes that it knows. A login node gets them only when its slurmd starts, so it
-        waits for the controller's script.
+        slurmctld sends its files by itself only to nodes that it knows. slurmd on a login node fetches them only when
+        it starts. At that time, the lifecycle script on the controller may not have written the line yet, so a login
+        node needs many attempts.
         """
         while self.paths.received.exists() and not _has_plugin(self.paths.received / "plugstack.conf"):
             if not fetches:

@@ -1,4 +1,4 @@
-"""The state folder of a HyperPod cluster, on the operator's machine."""
+"""The state folders of a HyperPod cluster: one on the operator's machine, and one on the controller instance."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class HyperPodState:
     created_storage: Mapping[str, str] = field(default_factory=dict)  # name -> id of each file system that `up` created
     uploaded: Mapping[str, str] = field(default_factory=dict)  # file -> digest of its content
     stale: bool = False  # whether running instances must still run the uploaded scripts, over ssh
-    monitored: bool = False  # whether `monitor up` was called
+    monitored: bool = False  # whether `monitor up` has switched the exporters on
     workspace: str = ""  # the address of the workspace that `monitor up` created
     grafana: bool = False  # whether `dashboards deploy` may have created a stack
     controller_group: str = "controller"

@@ -94,14 +94,15 @@ def _archive(files: Mapping[str, str]) -> bytes:
 def grafana_template(cluster: Cluster, workspace: RemoteWrite) -> dict[str, Any]:
     """Return the template. Raise TargetError if the cluster file names no network.
 
-    The instance gets no address of its own. Its subnet must lead to the internet and to AWS.
+    The template asks for no public address, so the subnet must have a route to the internet and to AWS.
     """
     own = settings_of(cluster)
     if not own.subnets:
         hint = "add `hyperpod.subnets` and `security_groups`, or use `dalsegno dashboards export`"
         raise TargetError("a machine for Grafana needs the cluster's network", hint=hint)
     script = start_script(cluster.name, workspace)
-    # EC2 runs a script only at the first start of a machine. With another name, the stack replaces the machine.
+    # EC2 runs a script only at the first start of a machine. So the name of the machine depends on the script:
+    # CloudFormation replaces the machine when the script changes.
     machine = f"Grafana{hashlib.sha256(script.encode()).hexdigest()[:8]}"
     labels = {**own.tags, "Name": stack_name(cluster.name), "dalsegno:cluster": cluster.name}
     tags = [{"Key": key, "Value": value} for key, value in labels.items()]

@@ -24,7 +24,10 @@ class GrafanaStack:
         self._aws, self.name, self._logs, self._say, self._pause = aws, name, logs, say, pause
 
     def put(self, template: Mapping[str, Any]) -> str:
-        """Create the stack, or apply the template to it. Return the id of the machine."""
+        """Create the stack, or apply the template to it. Return the id of the machine.
+
+        A stack whose creation or deletion failed is deleted first.
+        """
         if self._status().endswith("IN_PROGRESS"):
             self._follow(f"stack {self.name}", _DEPLOY)
         if self._status() in _UNUSABLE:

@@ -1,8 +1,8 @@
 """The target on HyperPod's controller instance, which Dal Segno's controller, the observer and users there use.
 
 HyperPod owns the machines. Its agent replaces or reboots a node whose reason in Slurm is exactly `Action:Replace` or
-`Action:Reboot`. HyperPod's own recovery and its `--auto-resume` are not used, because runs of Dal Segno restart without
-them.
+`Action:Reboot`. HyperPod's own recovery stays on, unless the cluster file sets `node_recovery: None`. HyperPod's option
+`--auto-resume` is not used, because runs of Dal Segno restart without it.
 """
 
 from __future__ import annotations

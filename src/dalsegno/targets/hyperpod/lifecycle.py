@@ -67,8 +67,8 @@ def check_parameters(parameters: Mapping[str, Any], groups: Sequence[str]) -> No
 def lifecycle_files(
     cluster: Cluster, shared: Sequence[SharedFileSystem], bootstraps: Mapping[SlurmRole, str], code: bytes
 ) -> dict[str, bytes]:
-    """Return all files of the lifecycle folder by name. `bootstraps` has the script of each role; `code` is our
-    code."""
+    """Return all files of the lifecycle folder by name. `bootstraps` has the script of each role; `code` is the archive
+    with our code."""
     own = settings_of(cluster)
     files = {
         ENTRY: render_entry(cluster, shared),

@@ -33,9 +33,9 @@ class HyperPodSlurm(ManagedSlurm):
     So the secret of a node's agent is derived from munge's key, which HyperPod puts on all machines. A node derives its
     secret when it is set up, and the controller derives it when the node appears in Slurm.
 
-    `PartitionGuard` adds the prolog to slurm.conf. The setting is a glob that also matches a program of every system.
-    On a new instance, slurmd can run before the lifecycle script has set up the instance. If the glob matched nothing
-    then, slurmd would fail jobs and drain the node.
+    `PartitionGuard` adds the prolog to slurm.conf. The setting is a glob that also matches `true`, a program of every
+    system. On a new instance, slurmd can run before the lifecycle script has set up the instance. If the glob matched
+    nothing then, slurmd would fail jobs and drain the node.
     """
 
     @property
@@ -87,7 +87,7 @@ def role_plan(
         commands.append(derive_command(cluster.name, site.shared))
         if ends:
             commands.append(ends_command(f"{site.etc}/{CLOUD_FILE}", ends))
-        # The instances share no folder, so each one gets the settings that the head has in /opt/slurm/etc.
+        # The instances do not share /opt/slurm/etc, so each one gets a copy of the settings that the head has there.
         files.append(PlannedFile(f"{site.etc}/{HEALTH}", settings_text(cluster.health)))
         if cluster.health.mode != "off":
             files.append(PlannedFile(PROLOG, prolog_text(site), 0o755))

@@ -1,12 +1,13 @@
 """The service on HyperPod's controller that adds missing partitions to Slurm, and adds them again if they are lost.
 
-HyperPod's agent writes slurm.conf. It sometimes leaves out a partition, so that the nodes of this partition are only in
-`dev`. It also drops lines that others appended. This service compares Slurm with the cluster file twice a minute. It
-keeps the missing PartitionName lines in a marked block at the end of slurm.conf, and changes nothing else in the file.
-The block also names the prolog that checks a node before each job, if the nodes' recovery is armed.
+HyperPod's agent writes slurm.conf. The agent sometimes leaves out a partition, so that the nodes of this partition are
+only in HyperPod's own partition `dev`. It also drops lines that others appended. This service compares Slurm with the
+cluster file twice a minute. It keeps the missing PartitionName lines in a marked block at the end of slurm.conf, and
+changes nothing else in the file. If recovery may drain every node, the block also names the prolog that checks a node
+before each job.
 
-It also keeps the partition settings of the cluster file, in partitions that HyperPod wrote, too, and creates the
-reservations, because node names are known only here.
+The service also applies the partition settings of the cluster file, even to partitions that HyperPod wrote. It creates
+the reservations, the secrets of the node agents and the targets of Prometheus, because node names are known only here.
 """
 
 from __future__ import annotations
@@ -56,10 +57,10 @@ _NODES = re.compile(r"\sNodes\s*=\s*(\S+)", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class PartitionRepair:
-    """The partitions that Slurm lacks, and a slurm.conf that contains them."""
+    """The partitions that Slurm lacks or has without some of their nodes, and a slurm.conf with the missing ones."""
 
     conf: str  # the new text of slurm.conf
-    added: tuple[str, ...] = ()  # partitions that slurm.conf lacks
+    added: tuple[str, ...] = ()  # partitions that slurm.conf lacks, even in our block
     lost: tuple[str, ...] = ()  # the subset of `added` that an earlier repair had already added
     incomplete: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # partition -> all nodes that it must have
     waiting: tuple[str, ...] = ()  # partitions whose nodes Slurm does not know yet
@@ -84,8 +85,8 @@ def read_groups(resource_config: str) -> dict[str, tuple[str, ...]]:
 
 
 def real_cluster(cluster: Cluster, groups: Mapping[str, Sequence[str]], known: Mapping[str, NodeInfo]) -> Cluster:
-    """Return the cluster with the names and sizes that its nodes have in Slurm. Nodes that Slurm does not know are left
-    out."""
+    """Return the cluster with the names and sizes that its nodes have in Slurm. Nodes that Slurm does not know, and
+    reservations of such nodes, are left out."""
     names: dict[str, str] = {}
     for group in planned_groups(cluster):
         if group.role is SlurmRole.COMPUTE:
@@ -138,10 +139,10 @@ def plan_repair(
 
 
 def _prolog_lines(theirs: str, cluster: Cluster, prologs: str) -> str:
-    """Return the settings for the prolog; "" if nodes may only be observed, or if slurm.conf has another prolog.
+    """Return the settings for the prolog; "" if it may not drain every node, or if slurm.conf has another prolog.
 
-    By default, Slurm holds the job after a failed prolog until somebody releases it. Slurm uses the last line of a
-    setting.
+    By default, Slurm holds the job after a failed prolog until somebody releases it. A flag in SchedulerParameters
+    prevents that. Slurm uses only the last such line, so ours repeats the flags of the line before.
     """
     if not (cluster.nodes and may_act_on_all(cluster)) or _PROLOG.search(theirs):
         return ""

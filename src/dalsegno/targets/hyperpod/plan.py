@@ -31,7 +31,7 @@ class HyperPodPlan(CloudPlan):
     upload: tuple[str, ...] = ()  # names of files that are new or have changed
     tags: TagChange | None = None
     recreates: bool = False  # whether to delete the cluster and create it again, because its creation failed
-    deleting: bool = False  # whether HyperPod deletes the cluster, as an interrupted `down` asked; then it is created
+    deleting: bool = False  # whether HyperPod is still deleting the cluster; `up` waits, then creates it again
     unfinished: bool = False
     ends: Mapping[str, float] = field(default_factory=dict)  # instance group -> when AWS takes back its machines
 
@@ -85,7 +85,8 @@ def make_plan(
     unfinished: bool = False,
     tags: TagChange | None = None,
 ) -> HyperPodPlan:
-    """Return the plan that turns the running cluster `found` into the cluster of the file."""
+    """Return the plan that turns the running cluster `found` into the cluster of the file. `found` is None if there is
+    no cluster."""
     failed = found is not None and found.status is HyperPodStatus.FAILED and not found.groups_in_service
     deleting = found is not None and found.status is HyperPodStatus.DELETING
     fresh = found is None or failed or deleting
@@ -188,7 +189,7 @@ def _checks(cluster: Cluster, found: ClusterDescription | None) -> Iterator[Capa
 
 
 def refuse_impossible(plan: HyperPodPlan) -> None:
-    """Raise an error if HyperPod cannot make a change on a running cluster."""
+    """Raise an error if the plan has a change that HyperPod cannot make on a running cluster."""
     for change in plan.changes:
         if change.effect is ChangeEffect.NEEDS_NEW_CLUSTER:
             raise TargetError(

@@ -47,7 +47,7 @@ def planned_groups(cluster: Cluster) -> list[GroupRequest]:
         # A partition with `nodes_from` has only nodes of other groups, so it has no group of its own. The service in
         # `partitions.py` adds it to Slurm.
         if fresh and len(fresh) == len(partition.nodes):
-            instance = nodes[fresh[0]].instance  # a type of the catalog has no prefix here
+            instance = nodes[fresh[0]].instance  # types from the catalog lack the prefix `ml.`
             kind = instance if instance.startswith("ml.") else f"ml.{instance}"
             extra = own.groups.get(partition.name, InstanceGroupFacts())
             groups.append(GroupRequest(partition.name, SlurmRole.COMPUTE, kind, len(fresh), partition.name, extra))
@@ -56,7 +56,7 @@ def planned_groups(cluster: Cluster) -> list[GroupRequest]:
 
 
 def create_request(cluster: Cluster, shared: Sequence[SharedFileSystem]) -> dict[str, Any]:
-    """Return the request CreateCluster."""
+    """Return the CreateCluster request."""
     own = settings_of(cluster)
     request: dict[str, Any] = {
         "ClusterName": cluster.name,

@@ -32,7 +32,7 @@ NO_USERS = "studio"  # name of the profile if the cluster file has no users
 class StudioUser:
     """A person with a profile and a space.
 
-    If the uid is known, the person's files have the same owner in Studio and on the cluster.
+    If the uid is known and at least FIRST_UID, the person's files have the same owner in Studio and on the cluster.
     """
 
     name: str

@@ -136,7 +136,7 @@ class HyperPodTarget(OperatorSide):
     def _shared(
         self, api: HyperPodApi, cluster: Cluster, state: HyperPodState | None
     ) -> tuple[list[SharedFileSystem], list[Storage]]:
-        """Return the file systems to mount, and the storage that still needs a new file system."""
+        """Return the file systems to mount, and the storage whose file system `up` must create or wait for."""
         found, missing = [], []
         for storage in cluster.storage:
             if storage.type not in ("lustre", "openzfs"):
@@ -171,7 +171,8 @@ class HyperPodTarget(OperatorSide):
         return lifecycle_files(cluster, shared, scripts, _without_time(bundle.archive()))
 
     def platform_files(self, cluster: Cluster) -> dict[str, str]:
-        """Return the requests and the lifecycle scripts, for `aws sagemaker create-cluster` and `aws s3 sync`."""
+        """Return the request for `aws sagemaker create-cluster`, the lifecycle scripts for `aws s3 sync`, and the
+        script that attaches SageMaker Studio."""
         cluster = with_uids(cluster, self.folder)
         own = settings_of(cluster)
         sample = _SAMPLE.format(region=own.region)
@@ -291,7 +292,11 @@ class HyperPodTarget(OperatorSide):
         return machine_rows(self._reached()[1], self.slurm if self._has_key() else None)
 
     def act_on_machines(self, action: InstanceAction, names: Sequence[str], *, through_api: bool) -> None:
-        """Replace or reboot instances, through Slurm or through HyperPod's batch API."""
+        """Replace or reboot instances through Slurm.
+
+        HyperPod's batch API is used instead if `through_api` is true, if the cluster has no SSH key, or if the name of
+        an instance in Slurm is not known.
+        """
         state = self._known()
         _, reached = self._reached()
         chosen = [find_instance(reached, name).instance for name in names]
@@ -375,8 +380,8 @@ class HyperPodTarget(OperatorSide):
         write_atomic(self.folder.ssh_config, text, 0o600)
 
     def forward(self, arguments: Sequence[str], *, root: bool = False) -> ShellEntry | None:
-        """Return how to run `dalsegno ARGUMENTS` on the controller. Return None for `nodes` and `monitor up`,
-        which work on this machine."""
+        """Return how to run `dalsegno ARGUMENTS` on the controller. Return None for `monitor up`, `monitor down` and
+        `nodes` (without `hostfile`), which work on this machine."""
         machines = arguments[0] == "nodes" and arguments[1:2] != ["hostfile"]
         if machines or tuple(arguments[:2]) in (("monitor", "up"), ("monitor", "down")):
             return None

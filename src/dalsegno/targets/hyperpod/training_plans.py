@@ -1,4 +1,4 @@
-"""When AWS takes back the machines of a training plan, and how the nodes learn it.
+"""Find out when AWS takes back the machines of a training plan, and tell the nodes.
 
 HyperPod announces nothing on the instance. So `up` reads the end of each plan, and each node writes the end of its own
 instance group into the file that its agent reads.
@@ -42,8 +42,10 @@ def find_ends(api: HyperPodApi, cluster: Cluster, now: float) -> dict[str, float
 
 
 def next_end(answer: Mapping[str, Any], instance_type: str, now: float) -> float | None:
-    """Return the end of the plan's present part, or else of the whole plan. A plan can have parts with a gap between
-    them, and AWS takes the machines back at the end of each."""
+    """Return the end of the plan's present or next part, or else of the whole plan.
+
+    A plan can have parts with a gap between them. AWS takes the machines back at the end of each part.
+    """
     parts = [
         each.get("EndTime")
         for each in answer.get("ReservedCapacitySummaries") or ()
@@ -76,7 +78,7 @@ os.replace(path + ".new", path)
 
 
 def ends_command(path: str, ends: Mapping[str, float]) -> PlannedCommand:
-    """Return the command that writes the file about the cloud, for the agent of the node that runs it."""
+    """Return the command that writes the end of a node's training plan into a file for the agent of this node."""
     values = (RESOURCES, path, cloud_text(cloud=HYPERPOD), HOST, json.dumps(ends, sort_keys=True))
     return PlannedCommand(
         "writing the end of the training plan",

@@ -61,7 +61,8 @@ def with_workspace(cluster: Cluster, created: str, region: str) -> Cluster:
 
 
 def write_permission(role: str) -> str:
-    """Return the command that attaches AWS's policy with `aps:RemoteWrite` to the role of the instances, by its ARN."""
+    """Return the command that attaches AWS's policy with `aps:RemoteWrite` to the role of the instances. `role` is the
+    ARN of that role."""
     partition, name = role.split(":")[1], role.rpartition("/")[2]
     policy = f"arn:{partition}:iam::aws:policy/AmazonPrometheusRemoteWriteAccess"
     return shlex.join(["aws", "iam", "attach-role-policy", "--role-name", name, "--policy-arn", policy])

@@ -32,8 +32,10 @@ class OciWork:
     confirm: Confirm
 
     def change_stack(self, plan: OciPlan) -> OciState:
-        """Run a PLAN job and then the APPLY job of exactly that plan; return the new state. The state is written after
-        each step."""
+        """Create or update the stack, run a PLAN job, and then the APPLY job of exactly that plan.
+
+        Return the new state, which is also written after each step.
+        """
         stage = OciStage.MAKING if plan.fresh else OciStage.CHANGING
         state = self._save(replace(plan.state or OciState(stage), phase=stage, setup=""))
         if plan.resumes:
@@ -72,7 +74,7 @@ class OciWork:
         return state
 
     def _agree(self, plan: OciPlan, planned: OciState) -> None:
-        """Show the result of the PLAN job. If something would be destroyed, ask the user.
+        """Show the result of the PLAN job. If something would be destroyed, or may be, ask the user.
 
         If the user declines, restore the variables of the stack and raise TargetError.
         """
@@ -140,7 +142,7 @@ class OciWork:
 
 
 def runs(manager: ResourceManager, job: str) -> bool:
-    """Return whether a job of Resource Manager has not ended."""
+    """Return whether a job of Resource Manager exists and has not ended."""
     try:
         return bool(job) and not manager.job(job).state.ended
     except CloudError as error:

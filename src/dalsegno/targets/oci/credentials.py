@@ -1,7 +1,8 @@
 """Choose how requests to OCI are signed, and say why OCI refuses a signature.
 
 There are three ways: the API key of a profile in ~/.oci/config, the session of a profile that `oci session
-authenticate` wrote, and the machine itself (an instance principal), on an instance of OCI without that file.
+authenticate` wrote, and the machine itself (an instance principal). The last way is used only on an instance of OCI
+without the file ~/.oci/config.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ HINTS = {
 
 
 class SignerKind(Enum):
-    """What signs the requests."""
+    """The kinds of credentials that sign the requests."""
 
     API_KEY = "API key"
     SESSION = "session"
@@ -64,13 +65,13 @@ class OciCredentials:
     expires: float | None = None  # when the session ends, in seconds since 1970; None if unknown
 
     def explain_refusal(self, refusal: CloudRefusal, doing: str, message: str, code: str, now: float) -> CloudError:
-        """Return the error for a refused request. OCI has the same code for a wrong signature and an expired one."""
+        """Return the error for a refused request. OCI has one code for a wrong signature and for an expired session."""
         if refusal is CloudRefusal.WRONG_CREDENTIALS:
             refusal = cause_of_refused_signature(self.kind, self.expires, now)
         return explain(refusal, doing, message, code, self.hints())
 
     def hints(self) -> dict[CloudRefusal, str]:
-        """Return the hints for these credentials."""
+        """Return the hint for each cause of a refusal, as it applies to these credentials."""
         if self.kind is SignerKind.SESSION:
             login = f"log in again: `{login_command(self.profile, self.region)}`, then repeat the command"
             return {**HINTS, CloudRefusal.EXPIRED: login, CloudRefusal.WRONG_CREDENTIALS: login}
@@ -89,7 +90,7 @@ def login_command(profile: str, region: str) -> str:
 
 
 def cause_of_refused_signature(kind: SignerKind, expires: float | None, now: float) -> CloudRefusal:
-    """Return why OCI refused a signature (status 401): only the end of a session tells it."""
+    """Return why OCI refused a signature (status 401): the session has expired, or else the credentials are wrong."""
     expired = kind is SignerKind.SESSION and expires is not None and expires <= now
     return CloudRefusal.EXPIRED if expired else CloudRefusal.WRONG_CREDENTIALS
 

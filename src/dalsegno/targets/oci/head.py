@@ -1,4 +1,4 @@
-"""The target on the controller of an OCI cluster, and the stack's commands that reboot and replace machines there.
+"""The target on the controller of an OCI cluster, and the stack's commands that reboot and replace its machines.
 
 Release 3 of the stack has the program `mgmt`, and release 2.10 has the script resize.sh. In a cluster network, the name
 of a machine is derived from its address. So a new machine may have another name than the one that it replaces. Recovery

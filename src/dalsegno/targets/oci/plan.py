@@ -1,4 +1,4 @@
-"""The state and the plan of a cluster on OCI. Pure."""
+"""The state and the plan of a cluster on OCI. Pure, except for the functions that read and write the state file."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class OciPlan(CloudPlan):
     variables: Mapping[str, Setting] = field(default_factory=dict)
     state: OciState | None = None
     scripts: Mapping[str, str] = field(default_factory=dict)  # the scripts that set up the machines
-    installs: bool = False  # whether the machines lack Dal Segno or have an older version of it
+    installs: bool = False  # whether the machines lack Dal Segno, or have not run the newest setup scripts
     unfinished: bool = False  # whether an earlier `up` or `down` ended before the stack was complete
 
     @property

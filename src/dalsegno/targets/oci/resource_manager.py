@@ -22,7 +22,7 @@ from dalsegno.targets.oci.credentials import (
 
 
 class StackOperation(Enum):
-    """The operation of a job on a stack. The SDK accepts any text, but Resource Manager accepts only these values."""
+    """The operation of a job on a stack. The SDK accepts any text here, but Resource Manager does not."""
 
     PLAN = "PLAN"
     APPLY = "APPLY"
@@ -159,7 +159,7 @@ class SdkResourceManager:
         self, stack: str, variables: Mapping[str, str], tags: Mapping[str, str], without: Collection[str] = ()
     ) -> None:
         settings: dict[str, Any] = {"variables": dict(variables)}
-        if tags or without:  # OCI replaces all tags of the stack, so those of others are sent again
+        if tags or without:  # OCI replaces all tags of the stack, so the tags to keep are sent again
             found = self._call("get-stack", lambda: self._client.get_stack(stack)).freeform_tags or {}
             kept = {name: value for name, value in found.items() if name not in without}
             settings["freeform_tags"] = {**kept, **tags}

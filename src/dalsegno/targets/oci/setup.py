@@ -35,7 +35,7 @@ class ControllerShell:
 
 
 def set_up_machines(cluster: Cluster, script: str, controller: ControllerShell, say: Say) -> None:
-    """Set up the controller, then all other machines. Raise TargetError if one of them failed or is missing."""
+    """Set up the controller, then all other machines. Raise TargetError if one of them fails or is missing."""
     _reach(controller, say)
     say("installing Dal Segno on the controller")
     done = controller.run(["sudo", "bash", "-s"], stdin=script)
@@ -136,7 +136,7 @@ def _set_up_nodes(cluster: Cluster, names: Sequence[str], controller: Controller
 def _run_on_nodes(
     machines: Sequence[tuple[str, MachineRole]], cluster: Cluster, controller: ControllerShell
 ) -> list[str]:
-    """Run the set-up on machines, some at a time. Return the names and messages of those that failed."""
+    """Run the set-up on machines, AT_ONCE at a time. Return the names and messages of those that failed."""
     from concurrent.futures import ThreadPoolExecutor
 
     def run(machine: tuple[str, MachineRole]) -> str:

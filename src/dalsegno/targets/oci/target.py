@@ -293,7 +293,8 @@ class OciTarget(OperatorSide):
         return [*argv, shlex.join(command)] if command else argv
 
     def forward(self, arguments: Sequence[str], *, root: bool = False) -> ShellEntry | None:
-        """Return how to run `dalsegno ARGUMENTS` on the head node; None for commands about machines, which run here."""
+        """Return how to run `dalsegno ARGUMENTS` on the head node; None for `nodes replace` and `nodes reboot`, which
+        run here."""
         if tuple(arguments[:2]) in (("nodes", "replace"), ("nodes", "reboot")):
             return None
         return super().forward(arguments, root=root)

@@ -5,7 +5,8 @@ later, because people log in with their keys. So the script gives a random passw
 read it.
 
 The program puts a new user into the group `privilege` (gid 9876) unless it is told another gid. So the script always
-names one: with containers 9876, because only that group may run them, and otherwise the gid of their own group.
+names one: 9876 if the cluster has containers, because only that group may run them, and otherwise the gid of a group
+for this user alone.
 """
 
 from __future__ import annotations

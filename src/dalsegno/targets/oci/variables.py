@@ -120,7 +120,7 @@ def _image(cluster: Cluster) -> dict[str, Setting]:
 
 
 def uses_rdma(cluster: Cluster) -> bool:
-    """Return whether the nodes are in a cluster network. If the file does not say, they are if the shape has RDMA
+    """Return whether the nodes are in a cluster network: the value of `oci.rdma`, or else whether the shape has RDMA
     cards."""
     own = settings_of(cluster)
     return own.rdma if own.rdma is not None else bool(find_instance(cluster.nodes[0].instance).nics)
@@ -218,7 +218,7 @@ def resource_manager_variables(variables: Mapping[str, Setting]) -> dict[str, st
 
 
 def policy_statements(compartment: str, group: str = "GROUP", *, lustre: bool = False) -> list[str]:
-    """Return the IAM policy statements that the stack needs, also to create a Lustre file system if `lustre` is true.
+    """Return the IAM policy statements that the stack needs. With `lustre`, they allow a Lustre file system, too.
 
     `compartment` is an OCID or a name.
     """

@@ -1,6 +1,7 @@
 """Carry out a plan for a cluster on ParallelCluster: key pair, stack, scripts, data repositories, then the cluster.
 
-Each step is recorded before it begins, and can be repeated. So `up` continues where an earlier one was interrupted.
+The state file is written before the first change, and each step can be repeated. So a second `up` completes what an
+interrupted one began.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from dalsegno.targets.parallelcluster.scripts import archive_key, bootstrap_scri
 
 
 def private_key(folder: PclusterFolder, name: str) -> Path:
-    """Return the file with the private key of a key pair: the one that `up` created, or where people keep theirs."""
+    """Return the file with the private key of a key pair: the file that `up` wrote, or else NAME.pem in ~/.ssh."""
     made = folder.key(name)
     return made if made.exists() else Path("~/.ssh").expanduser() / f"{name}.pem"
 
@@ -111,7 +112,8 @@ class ApplyOnAws:
         return follow(what, self.pcluster.report, self.say, self.folder.logs, pause=self._pause).state
 
     def _prepare(self, plan: PclusterPlan, state: PclusterState) -> tuple[Prerequisites, PclusterState]:
-        """Create or change the stack of prerequisites. Return the ids of everything in it, and the new state.
+        """Create or change the stack of prerequisites if the plan says so. Return the ids of all prerequisites, and the
+        new state.
 
         File systems that leave the stack are recorded first, so that `down` keeps them even if this `up` is
         interrupted.
@@ -137,15 +139,18 @@ class ApplyOnAws:
         if digest == state.scripts:
             return state
         self.say("uploading the bootstrap scripts")
-        # The archive with our code is uploaded first. A machine that boots now must find the archive that its script
-        # names.
+        # The archive with our code is uploaded before the scripts that name it, so that a machine that boots now finds
+        # it.
         self.aws.upload(state.bucket, {archive_key(cluster.name, bundle.key): bundle.archive(), **scripts})
         state = replace(state, scripts=digest)
         write_state(self.folder, state)
         return state
 
     def _make(self, plan: PclusterPlan, known: Prerequisites, state: PclusterState) -> None:
-        """Create the cluster or send the changes. Follow the operation to its end."""
+        """Create or update the cluster, and wait until that operation ends.
+
+        Do nothing if the cluster exists and this config is the one that was sent last.
+        """
         cluster = plan.cluster
         config = render_config(cluster, known)
         there = self.pcluster.describe()
@@ -160,7 +165,7 @@ class ApplyOnAws:
             else:
                 self.pcluster.update(self.folder.config)
         except TargetError:
-            self._keep_config(before)  # the cluster still has the old config, because the new one was refused
+            self._keep_config(before)  # `pcluster` refused the new config, so the old one stays the one sent last
             raise
         try:
             ended = self._follow(f"{'update' if there else 'creation'} of {cluster.name}")

@@ -20,7 +20,7 @@ _NAMED = re.compile(r"\[[^\]]*\]")
 
 
 class UpdatePolicy(Enum):
-    """ParallelCluster's rule for when a setting may change. Policies that are not listed here are UNSUPPORTED."""
+    """ParallelCluster's rule for when a setting may change. UNSUPPORTED means that it cannot change."""
 
     SUPPORTED = "SUPPORTED"
     SUPPORTED_UNLESS_ADC = "SUPPORTED_UNLESS_ADC"
@@ -50,7 +50,7 @@ def policies() -> Mapping[str, UpdatePolicy]:
 
 
 def policy_of(path: str) -> UpdatePolicy:
-    """Return the policy of a setting. If it has none, return that of the nearest setting above it."""
+    """Return the policy of a setting: its own, or else that of the nearest setting above it, or else UNSUPPORTED."""
     plain = _NAMED.sub("", path).replace("/Sequence", "")
     while plain:
         if plain in policies():

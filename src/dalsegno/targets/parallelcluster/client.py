@@ -50,7 +50,7 @@ class PclusterStatus(Enum):
 
 
 class FleetStatus(Enum):
-    """The status of all compute nodes."""
+    """The status of the compute fleet, that is, of all compute nodes together."""
 
     RUNNING = "RUNNING"
     STOPPED = "STOPPED"
@@ -84,7 +84,8 @@ class PclusterInstance:
 
 
 def find_pcluster(version: str, runner: Runner, env: Mapping[str, str]) -> list[str]:
-    """Return the command that starts this version of `pcluster`: the program in PATH, or else uvx or pipx."""
+    """Return the command that starts `pcluster` in this version: the program in PATH if it has this version, or else
+    uvx or pipx."""
     path = env.get("PATH")
     found = ""
     if shutil.which("pcluster", path=path):
@@ -144,7 +145,10 @@ class Pcluster:
                 return found
 
     def events(self) -> tuple[ResourceEvent, ...]:
-        """Return the events of the cluster's stack, oldest first; none if the stack does not exist."""
+        """Return the events of the cluster's stack, oldest first; none if the stack does not exist.
+
+        An error of unknown cause ends the list early.
+        """
         found: list[ResourceEvent] = []
         token = ""
         while True:
@@ -160,7 +164,7 @@ class Pcluster:
                 return tuple(reversed(found))
 
     def report(self) -> OperationReport:
-        """Return the progress of the operation that runs on the cluster."""
+        """Return the progress of the last operation on the cluster."""
         view = self.describe()
         if view is None:
             return OperationReport(OperationState.GONE)
@@ -246,7 +250,7 @@ _SENTENCES = {
 
 
 def refusal(doing: str, answer: Mapping[str, Any], output: str) -> CloudError:
-    """Return the error for a failed command, with all faults that the validators found."""
+    """Return the error for a failed command, with up to ten of the faults that the validators found."""
     message = str(answer.get("message") or output.strip()[-2000:])
     faults = _list(answer, "configurationValidationErrors") + _list(answer, "updateValidationErrors")
     if faults:

@@ -13,7 +13,7 @@ from dalsegno.spec.facts import Cluster, Node, Partition, Priority, Slurm, Stora
 from dalsegno.targets.parallelcluster.prerequisites import Prerequisites, scripts_prefix, settings_of
 
 SSM_POLICY = "AmazonSSMManagedInstanceCore"
-NOBODY = "127.0.0.1/32"  # if there is no SSH key, no address may reach sshd on the head node
+NOBODY = "127.0.0.1/32"  # without an SSH key or without `allowed_ips`, no address may reach sshd on the head node
 Tree = dict[str, Any]
 
 
@@ -86,7 +86,8 @@ _EVENTS = {"start": "OnNodeStart", "configured": "OnNodeConfigured", "updated": 
 def script_uri(cluster: str, bucket: str, machine: str) -> str:
     """Return the address of the bootstrap script for the head, for login nodes or for compute nodes.
 
-    The address does not depend on our code, because the script of a running cluster's head node cannot be changed.
+    The address stays the same when our code changes, because ParallelCluster refuses a new address for the head node of
+    a running cluster.
     """
     return f"s3://{bucket}/{scripts_prefix(cluster)}{machine}.sh"
 
@@ -136,7 +137,7 @@ def custom_settings(cluster: Cluster) -> dict[str, str]:
 
 
 def _priority(slurm: Slurm) -> dict[str, str]:
-    """Return the settings of priority; none if the cluster has no accounting and the file says nothing about it."""
+    """Return the settings for job priority; none if the cluster has no accounting and the file sets no priority."""
     priority, default = slurm.priority, Priority()
     if not slurm.accounting and priority == replace(default, fair_share=0, qos=0):
         return {}

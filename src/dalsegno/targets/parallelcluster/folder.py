@@ -60,7 +60,7 @@ class PclusterState:
     cluster_id: str
     region: str
     version: str
-    stack: str = ""  # name of the stack that `up` created; "" if there is none
+    stack: str = ""  # name of our own stack; "" on the head node
     bucket: str = ""
     login_user: str = "ubuntu"
     key: str = ""  # file of the private key; "" if connections use SSM

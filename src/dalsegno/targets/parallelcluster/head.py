@@ -1,9 +1,9 @@
 """The target on the head node of ParallelCluster, which the controller, the observer and people there use.
 
 clustermgtd, ParallelCluster's daemon, owns the nodes. Once a minute, it replaces nodes that are down, or drained and
-idle. So draining a node replaces its machine. Dal Segno repairs nodes through Slurm and never changes their machines.
-It never clears a reason that clustermgtd wrote. It creates no MAINT reservation, because in some releases clustermgtd
-replaces the nodes of such a reservation again and again.
+idle. So draining a node replaces its machine. Dal Segno only gives orders to Slurm and never calls AWS to replace or
+reboot a machine. It never changes a reason that clustermgtd wrote. It creates no MAINT reservation, because in some
+releases clustermgtd replaces the nodes of such a reservation again and again.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ def is_dynamic(node: str) -> bool:
 def replace_command(node: str, reason: str) -> NodeCommand:
     """Return the command that replaces a machine.
 
-    A dynamic node is powered down at once, and started again for the next job. A static node is set down. clustermgtd
-    then terminates its machine and starts another one under the same name.
+    A dynamic node is powered down at once, and started again for the next job. A static node is set to DOWN.
+    clustermgtd then terminates its machine and starts another one under the same name.
     """
     state = "POWER_DOWN_FORCE" if is_dynamic(node) else "DOWN"
     return NodeCommand(("update", f"NodeName={node}", f"State={state}", f"Reason={reason}"))
 
 
 def reboot_command(node: str, reason: str) -> NodeCommand:
-    """Return the command that reboots a machine. While Slurm reboots a node, clustermgtd ignores it."""
+    """Return the command that reboots a machine. clustermgtd ignores a node while Slurm reboots it."""
     return NodeCommand(("reboot", "ASAP", "nextstate=RESUME", f"reason={reason}", node))
 
 
 def reason_to_keep(found: str) -> str | None:
     """Return the reason to set for a repair.
 
-    Return None if clustermgtd or a person wrote the present reason `found`, because they handle the node.
+    Return None if clustermgtd or a person wrote the present reason `found`. They then repair the node.
     """
     if not found:
         return REASON

@@ -36,7 +36,8 @@ CREATION, UPDATE, FILE_SYSTEMS = Minutes(15, 20), Minutes(3, 10), Minutes(10, 15
 class PclusterPlan(CloudPlan):
     """The plan of one `up`: its consequences, and the template, ids and config that `apply` needs."""
 
-    external: Prerequisites = field(default_factory=Prerequisites)  # ids in the cluster file and in the stacks it names
+    # ids in the cluster file and in the stacks it names, and a bucket that an earlier `up` left
+    external: Prerequisites = field(default_factory=Prerequisites)
     known: Prerequisites = field(default_factory=Prerequisites)  # `external` plus the outputs of our own stack
     template: Mapping[str, Any] = field(default_factory=dict)
     new_stack: bool = False
@@ -46,11 +47,11 @@ class PclusterPlan(CloudPlan):
     removes_failed: bool = False  # whether the remains of a failed creation are deleted first
     new_scripts: bool = False
     fleet_stopped: bool = False
-    missing_repositories: tuple[str, ...] = ()  # S3 addresses that still need an FSx data repository association
+    missing_repositories: tuple[str, ...] = ()  # S3 addresses whose FSx association must be created or repaired
     missing_buckets: tuple[str, ...] = ()  # buckets of data repositories that do not exist yet
     ends: Mapping[str, float] = field(default_factory=dict)  # queue -> time when EC2 starts to take back its machines
     unfinished: bool = False  # whether an earlier `up` was interrupted, or failed
-    new_accounts: bool = False  # whether accounts, users or QOS differ from those of the last `up`
+    new_accounts: bool = False  # whether accounts, users or QOS are new, or differ from those of the last `up`
 
     @property
     def empty(self) -> bool:
@@ -76,7 +77,7 @@ class PclusterPlan(CloudPlan):
 
 @dataclass(frozen=True)
 class CapacityReservation:
-    """A capacity reservation or block, as EC2 describes it."""
+    """A capacity reservation or a capacity block, as EC2 describes it."""
 
     id: str
     instance_type: str
@@ -156,9 +157,10 @@ def _reservation_fault(queue: SlurmQueue, there: CapacityReservation, zones: Map
 
 
 def check_key(own: PclusterSettings, kind: str, private: Path) -> list[CapacityCheck]:
-    """Check a key pair that exists in EC2: ParallelCluster refuses RSA keys on Ubuntu, after the network is created.
+    """Check the type of a key pair that exists in EC2, and whether its private key is on this machine.
 
-    `kind` is its type, "" if `up` creates it. `private` is the file that should have its private key.
+    ParallelCluster refuses RSA keys on Ubuntu, but only after the network has been created. `kind` is the type of the
+    key pair, "" if `up` creates it. `private` is the file that should have the private key.
     """
     if kind == "rsa" and own.os.startswith("ubuntu"):
         fault = f"it is an RSA key, which ParallelCluster refuses with {own.os}; name an ed25519 key, or one that "
@@ -235,7 +237,7 @@ def check_quota(need: QuotaNeed, allowed: float | None) -> CapacityCheck:
 
 
 def estimate_cost(cluster: Cluster, prices: PriceTable) -> HourlyCost:
-    """Return the price of the cluster per hour, for the nodes that always run."""
+    """Return the price of the cluster per hour, without the nodes that are started on demand."""
     own = settings_of(cluster)
     lines: list[CostLine] = [prices.instance(own.head_instance)]
     if own.login_count:
@@ -287,8 +289,7 @@ def notes(cluster: Cluster, prices: PriceTable) -> Sequence[str]:
 
 
 def refuse_impossible(plan: PclusterPlan, stop: str) -> None:
-    """Raise an error if the plan cannot be carried out on the running cluster. `stop` is the command that stops all
-    nodes."""
+    """Raise an error if the plan cannot be carried out. `stop` is the command that stops all compute nodes."""
     if plan.impossible:
         first = plan.impossible[0]
         because = f": {first.detail}" if first.path.startswith("stack/") else ""

@@ -26,7 +26,8 @@ _STAND_INS = (
 def render_files(cluster: Cluster, state: PclusterState | None, code_key: str) -> dict[str, str]:
     """Return the text of cluster.yaml, of the template of its prerequisites, and of the scripts of all machines.
 
-    The ids are those in the cluster file. Other ids are known only on AWS, so placeholders stand for them.
+    The ids are those in the cluster file, and the bucket of the state. Other ids are known only on AWS, so placeholders
+    stand for them.
     """
     known = given(cluster)
     if state is not None and state.bucket:

@@ -1,7 +1,7 @@
 """The prerequisites of a cluster on ParallelCluster: network, file systems, bucket and policy. Pure.
 
-Our own CloudFormation stack creates everything that the cluster file does not name. Ids in existing stacks are read
-from their outputs.
+The cluster file can name existing resources, or existing CloudFormation stacks whose outputs contain the ids of
+resources. Our own CloudFormation stack creates the other prerequisites.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dalsegno.targets.parallelcluster.stack_changes import BUCKET, FILE_SYSTEM, 
 VPC_CIDR, PUBLIC_CIDR, PRIVATE_CIDR = "10.0.0.0/16", "10.0.0.0/20", "10.0.128.0/17"
 _MAKES = ("lustre", "openzfs")  # storage types that our stack creates; ParallelCluster creates efs and ebs itself
 DEFAULT_LUSTRE_THROUGHPUT, OPENZFS_THROUGHPUT = 250, 256  # in MB/s per TiB, and in MB/s of the whole file system
-# Names that stacks published by others use for their outputs, in addition to our own.
+# The names of outputs in our own stack and in stacks that others published.
 _ALIASES = {
     "head_subnet": ("PublicSubnet", "PublicSubnetId", "HeadNodeSubnetId", "PublicSubnet1"),
     "compute_subnet": ("PrimaryPrivateSubnet", "PrivateSubnet", "PrivateSubnetId", "PrivateSubnet1"),
@@ -33,7 +33,8 @@ _ALIASES = {
 
 @dataclass(frozen=True)
 class Prerequisites:
-    """The ids of everything that cluster.yaml refers to. An empty id means that the resource does not exist yet."""
+    """The ids of the prerequisites that cluster.yaml refers to. An id is empty, and missing in `storage`, as long as it
+    is not known or the resource does not exist."""
 
     head_subnet: str = ""
     compute_subnets: tuple[str, ...] = ()
@@ -63,7 +64,10 @@ def given(cluster: Cluster) -> Prerequisites:
 
 
 def merge_outputs(known: Prerequisites, cluster: Cluster, outputs: Mapping[str, str]) -> Prerequisites:
-    """Return the known ids, and add those in the outputs of a stack. Known ids are not replaced."""
+    """Return the known ids and those in the outputs of a stack. Known ids are not replaced.
+
+    Subnets and security groups of the stack are left out if the known subnet of the head is not in its outputs.
+    """
 
     def first(kind: str) -> str:
         return next((outputs[name] for name in _ALIASES[kind] if outputs.get(name)), "")
@@ -131,8 +135,11 @@ def _logical(name: str) -> str:
 def new_resources(
     cluster: Cluster, known: Prerequisites, repositories: Iterable[str], buckets: Iterable[str] = ()
 ) -> tuple[CloudResource, ...]:
-    """Return the resources that are created because they are not among the known ones. `repositories` are the S3
-    addresses that have no data repository association yet, and `buckets` those of them that do not exist."""
+    """Return the resources that `up` creates because they are not among the known ones.
+
+    `repositories` are the S3 addresses whose data repository association is created or repaired. `buckets` are the
+    buckets of data repositories that do not exist yet.
+    """
     found: list[CloudResource] = []
     if not known.head_subnet:
         found.append(CloudResource("network with a public and a private subnet", (cluster.name,)))
@@ -148,10 +155,10 @@ def new_resources(
 
 
 def render_template(cluster: Cluster, known: Prerequisites, bucket: str, zone: str = "") -> dict[str, Any]:
-    """Return the CloudFormation template for everything that does not exist yet.
+    """Return the template of our own CloudFormation stack: everything that `known` lacks.
 
-    `bucket` is the bucket with the bootstrap scripts, new or existing. The policy that lets nodes read the bucket is
-    always created.
+    `known` has no ids from this stack, because the stack's own resources must stay in its template. `bucket` is the
+    bucket with the bootstrap scripts, new or existing. The template always has the policy that lets nodes read them.
     """
     own = settings_of(cluster)
     resources: dict[str, Any] = {}
@@ -188,7 +195,8 @@ _EVERYWHERE = "0.0.0.0/0"
 
 
 def _add_network(cluster: Cluster, zone: str, resources: dict[str, Any], outputs: dict[str, Any]) -> None:
-    """Add a network with a public subnet for the head, a private one for the nodes, and a security group for EFA."""
+    """Add a network with a public subnet for head and login nodes, a private one for compute nodes, and a security
+    group for EFA."""
     resources |= {**_subnets(cluster, zone), **_routes(cluster), **_efa_group(cluster)}
     outputs |= {
         "VpcId": {"Value": _VPC},

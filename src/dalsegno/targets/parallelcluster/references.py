@@ -1,4 +1,4 @@
-"""Check what the cluster file refers to on AWS: buckets of data, scripts, placement groups, and passwords' secrets.
+"""Check what the cluster file refers to on AWS: buckets of data, scripts, placement groups, and secrets with passwords.
 
 ParallelCluster only warns about a script or a secret that does not exist. The nodes fail later, when they boot.
 """
@@ -18,7 +18,7 @@ UNREADABLE = "your credentials may not read it, so it was not checked"
 
 
 class Existence(Enum):
-    """Whether a resource exists. `DENIED`: S3 and IAM do not say."""
+    """Whether a resource exists. `DENIED` means that our credentials may not find out."""
 
     THERE = "there"
     MISSING = "missing"

@@ -68,7 +68,7 @@ class AwsResources:
         return found[0] if found else None
 
     def read_stack(self, stack: str) -> OwnStack:
-        """Return a stack of ours with its template and the ids of its resources."""
+        """Return a stack of ours with its template and the ids of its resources; an empty one if it does not exist."""
         found = self._stack(stack)
         state = self.stack_state(stack)
         if found is None or state is OperationState.GONE:
@@ -86,8 +86,11 @@ class AwsResources:
         )
 
     def put_stack(self, stack: str, template: Mapping[str, Any], tags: Mapping[str, str], say: Say) -> OwnStack:
-        """Create or update a stack, follow it to its end, and return it. No update deletes a file system or a
-        bucket."""
+        """Create or update a stack, wait until that operation ends, and return the stack.
+
+        An update never deletes a file system or a bucket. A stack whose creation or deletion failed is deleted and
+        created again. After a failed creation, its file systems are deleted, too.
+        """
         found = self.read_stack(stack)
         if found.state is OperationState.RUNNING:
             self._follow(stack, say)  # the operation of an interrupted `up`, perhaps with another template
@@ -110,7 +113,7 @@ class AwsResources:
         return self.read_stack(stack)
 
     def _update(self, stack: str, template: Mapping[str, Any], tags: Mapping[str, str], say: Say) -> None:
-        """Update a stack and follow the update, if there is anything to change."""
+        """Update a stack, and wait until the update ends. Do nothing if the stack already has this template."""
         try:
             self.api.call("cloudformation", "update_stack", **_stack_request(stack, template, tags))
         except CloudError as error:
@@ -130,7 +133,7 @@ class AwsResources:
         return parsed
 
     def report(self, stack: str) -> OperationReport:
-        """Return the progress of the operation on a stack."""
+        """Return the progress of the last operation on a stack."""
         state = self.stack_state(stack)
         if state is OperationState.GONE:
             return OperationReport(state)
@@ -173,7 +176,7 @@ class AwsResources:
 
     # File systems and buckets
     def has_bucket(self, bucket: str, account: str) -> bool:
-        """Return whether a bucket of this account exists."""
+        """Return whether a bucket exists, belongs to this account, and can be accessed."""
         try:
             self.api.call("s3", "head_bucket", Bucket=bucket, ExpectedBucketOwner=account)
         except CloudError as error:
@@ -206,7 +209,8 @@ class AwsResources:
             return False
         if found.get("Lifecycle") != "DELETING":
             say(f"deleting file system {id}")
-            # Without these options, OpenZFS makes a last backup, which costs money, and keeps snapshots.
+            # By default, AWS makes a last backup of an OpenZFS file system, which costs money. AWS also refuses to
+            # delete a file system that has child volumes.
             zfs = {"SkipFinalBackup": True, "Options": ["DELETE_CHILD_VOLUMES_AND_SNAPSHOTS"]}
             options = {"OpenZFSConfiguration": zfs} if found.get("FileSystemType") == "OPENZFS" else {}
             self.api.call("fsx", "delete_file_system", FileSystemId=id, **options)
@@ -223,7 +227,7 @@ class AwsResources:
 
     # Reservations, subnets, quotas
     def reservations(self, own: PclusterSettings) -> dict[str, CapacityReservation]:
-        """Return the existing capacity reservations that the queues name, by id."""
+        """Return the capacity reservations that the queues name, by id; none if one of them does not exist."""
         wanted = sorted({queue.capacity_reservation for queue in own.queues if queue.capacity_reservation})
         if not wanted:
             return {}
@@ -263,7 +267,7 @@ class AwsResources:
 
     # Keys and scripts
     def key_type(self, name: str) -> str:
-        """Return the type of a key pair in EC2, such as `rsa` or `ed25519`; "" if it does not exist."""
+        """Return the type of a key pair in EC2, such as `rsa`, or `unknown`; "" if the key pair does not exist."""
         try:
             found = self.api.call("ec2", "describe_key_pairs", KeyNames=[name]).get("KeyPairs", ())
         except CloudError as error:

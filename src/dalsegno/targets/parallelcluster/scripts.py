@@ -35,8 +35,10 @@ def archive_key(cluster: str, code: str) -> str:
 def bootstrap_scripts(
     cluster: Cluster, state: PclusterState, code_key: str, ends: Mapping[str, float] | None = None
 ) -> dict[str, bytes]:
-    """Return the scripts of all machines, by S3 key. `ends` says when EC2 starts to take back the machines of a
-    queue."""
+    """Return the scripts of all machines, by S3 key.
+
+    `ends` has, for each queue with a capacity block, the time when EC2 starts to take back the machines.
+    """
     code = BootstrapCode(CodeSource.S3, uri=f"s3://{state.bucket}/{archive_key(cluster.name, code_key)}")
     site = site_of(cluster, state, code_key, ends)
     secret = f"{site.shared}/{site.nodes[0]}" if site.nodes else ""

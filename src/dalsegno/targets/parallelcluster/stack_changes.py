@@ -1,7 +1,7 @@
 """Our CloudFormation stack as it is, and what a new template does to its resources. Pure.
 
-CloudFormation deletes a resource that a new template lacks, and replaces a resource if certain properties change. A
-file system would then lose its files, so file systems and buckets have policies that forbid deletion and replacement.
+CloudFormation deletes a resource that a new template lacks, and replaces a resource if certain properties change. The
+files would then be lost. So file systems and buckets have policies that make CloudFormation keep them on AWS.
 CloudFormation obeys the policies of the template that is in force, not those of the new one.
 """
 
@@ -32,7 +32,7 @@ class OwnStack:
     """The stack of a cluster's prerequisites, as CloudFormation reports it."""
 
     state: OperationState = OperationState.GONE
-    complete: bool = False  # whether it was created successfully at least once
+    complete: bool = False  # whether its creation succeeded and its deletion has not begun
     creating: bool = False
     unused: bool = False  # whether its creation failed, so that nothing uses its resources yet
     outputs: Mapping[str, str] = field(default_factory=dict)
@@ -50,7 +50,10 @@ class OwnStack:
 
     @property
     def has_bucket(self) -> bool:
-        """Return whether the bucket belongs to this stack. The bucket remains after a failed creation or a deletion."""
+        """Whether the stack has the bucket, or is creating it.
+
+        It is false after the stack was deleted or its creation failed, although the bucket may still exist on AWS.
+        """
         return (self.complete or self.creating) and bool(of_type(self.template, BUCKET))
 
     @property
@@ -76,18 +79,18 @@ def of_type(template: Template, kind: str) -> list[str]:
 
 
 def keep(resource: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the resource with policies, so that CloudFormation neither deletes it nor replaces it by an empty one."""
+    """Return the resource with policies that make CloudFormation keep it on AWS when it leaves the stack."""
     return {**resource, **_KEEP}
 
 
 def keep_all(template: Template, names: Collection[str]) -> dict[str, Any]:
-    """Return a template in which CloudFormation deletes none of the resources in `names`."""
+    """Return the template with policies that make CloudFormation keep the resources in `names`."""
     resources = {name: keep(each) if name in names else each for name, each in _resources(template).items()}
     return {**template, "Resources": resources}
 
 
 def keep_data(template: Template) -> dict[str, Any]:
-    """Return a template in which CloudFormation deletes no file system and no bucket."""
+    """Return the template with policies that make CloudFormation keep all file systems and buckets."""
     unprotected = [
         name
         for name, each in _resources(template).items()
@@ -101,8 +104,8 @@ def drops_data(old: Template, new: Template) -> bool:
     return any(each.get("Type") in HOLDS_DATA and name not in _resources(new) for name, each in _resources(old).items())
 
 
-# The changes that CloudFormation makes without replacing the resource, each with its consequence. All other changes are
-# refused.
+# The changes that CloudFormation makes without replacing the resource, each with its consequence. Changes of tags and
+# deletion policies are allowed too. All other changes are refused.
 _IN_PLACE: Mapping[tuple[str, str], str] = {
     (FILE_SYSTEM, "StorageCapacity"): "the file system grows while it is used; this takes hours",
     (FILE_SYSTEM, "OpenZFSConfiguration/ThroughputCapacity"): "reads and writes wait for some minutes",
@@ -118,6 +121,7 @@ def stack_changes(stack: OwnStack, new: Template, sources: Collection[str], regi
     """Return the differences between a stack and a new template, with the effect of each.
 
     `sources` are the file systems and volumes that the cluster file names as existing. New resources are not listed.
+    Of the removed resources, only file systems and parts of the network are listed.
     """
     found: list[SettingChange] = []
     for name, old in _resources(stack.template).items():
@@ -132,7 +136,7 @@ def stack_changes(stack: OwnStack, new: Template, sources: Collection[str], regi
 
 
 def leaving(stack: OwnStack, new: Template) -> dict[str, str]:
-    """Return the file systems of a stack that a new template lacks, each with the id that is mounted."""
+    """Return the file systems of a stack that a new template lacks: their ids, each with the id that nodes mount."""
     return {
         id: stack.outputs.get(f"Storage{name}", id)
         for name, id in stack.file_systems.items()

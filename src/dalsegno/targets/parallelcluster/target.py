@@ -97,7 +97,7 @@ class FoundPcluster:
     there: PclusterView | None
     stack: OwnStack
     bucket: str
-    external: Prerequisites  # ids in the cluster file and in the stacks it names
+    external: Prerequisites  # ids in the cluster file and the stacks it names, and a bucket that an earlier `up` left
     known: Prerequisites  # `external` plus the outputs of our own stack
     reservations: Mapping[str, CapacityReservation]
     zones: Mapping[str, str]  # subnet -> availability zone
@@ -108,12 +108,15 @@ class FoundPcluster:
 
     @property
     def running(self) -> bool:
-        """Whether ParallelCluster is at work on the cluster."""
+        """Whether an operation of ParallelCluster on the cluster is in progress."""
         return self.there is not None and self.there.status.operation is OperationState.RUNNING
 
     def zone(self, own: PclusterSettings) -> str:
-        """Return the zone of our network. An existing one keeps its zone, because CloudFormation would replace the
-        subnets in another one."""
+        """Return the availability zone of our own network; "" if AWS chooses it, or if the network is not ours.
+
+        An existing network keeps its zone unless the cluster file names another one. A new zone would make
+        CloudFormation replace the subnets.
+        """
         if self.stack.has_network and own.availability_zone in ("", self.stack.zone, *self.zones.values()):
             return self.stack.zone
         return "" if self.external.head_subnet else zone_of_network(own, self.reservations)
@@ -193,8 +196,10 @@ class PclusterTarget(OperatorSide):
 
     @staticmethod
     def _data_buckets(aws: AwsResources, own: PclusterSettings, scripts: str) -> DataBuckets:
-        """Return what is known of the buckets of data repositories, except the bucket `scripts`. The stack creates that
-        bucket, even if it also mirrors data."""
+        """Return the missing and the unusable buckets of data repositories, except the bucket `scripts`.
+
+        That bucket holds the bootstrap scripts. It exists already, or the stack creates it.
+        """
         return find_data_buckets(aws.api, [each for each in own.data_repositories if bucket_of(each.s3) != scripts])
 
     def _find(self, aws: AwsResources, cluster: Cluster) -> FoundPcluster:
@@ -207,7 +212,7 @@ class PclusterTarget(OperatorSide):
         stack = aws.read_stack(stack_name(cluster.name))
         bucket = external.bucket or bucket_name(cluster.name, account, own.region)
         if not (external.bucket or stack.has_bucket) and aws.has_bucket(bucket, account):
-            external = replace(external, bucket=bucket)  # an earlier `down` kept this bucket
+            external = replace(external, bucket=bucket)  # an earlier `down` or failed creation left this bucket
         known = merge_outputs(external, cluster, stack.outputs) if stack.complete else external
         return FoundPcluster(
             state, there, stack, bucket, external, known, aws.reservations(own), aws.zones(known.compute_subnets)
@@ -224,7 +229,8 @@ class PclusterTarget(OperatorSide):
         return known
 
     def _missing_repositories(self, aws: AwsResources, cluster: Cluster, known: Prerequisites) -> tuple[str, ...]:
-        """Return the S3 addresses whose association does not exist, does not work or has other events."""
+        """Return the S3 addresses whose association does not exist, does not work, or has events other than those in
+        the cluster file."""
         repositories, missing = DataRepositories(aws.api), []
         for each in settings_of(cluster).data_repositories:
             file_system = known.storage.get(each.storage)
@@ -270,7 +276,10 @@ class PclusterTarget(OperatorSide):
             add_people(self.slurm, plan.cluster)
 
     def _refresh(self, say: Say) -> None:
-        """Run the new scripts on machines that already run. ParallelCluster itself runs them only on new machines."""
+        """Run the new scripts on machines that already run. ParallelCluster itself runs them only on new machines.
+
+        If the cluster has no SSH key, only say which command the user must run on each machine.
+        """
         state = self._known()
         if not state.key:
             say("machines that run already get the new scripts with `sudo dalsegno-refresh` on each of them")
@@ -298,7 +307,8 @@ class PclusterTarget(OperatorSide):
 
     # Removing the cluster
     def removal(self) -> Removal:
-        """Return what `down` deletes and keeps. Unfinished jobs are listed only if Slurm answers."""
+        """Return what `down` deletes and keeps. Unfinished jobs are listed only if the cluster has an SSH key and Slurm
+        answers."""
         state, applied = read_state(self.folder), read_applied(self.folder)
         jobs = self.unfinished_jobs() if state is not None and state.key else ()
         return removal_of(state, applied, read_sent_template(self.folder), jobs)

@@ -1,7 +1,7 @@
 """Detect hangs, and ranks that stay idle.
 
-In a script that reports steps, a hang is a step that takes too long. In any other script, output and the work of any
-rank count as progress too (`activity.py`).
+In a script that reports steps, a hang is a step that takes too long. In any other script, a hang is a long time without
+output in which no rank is at work (`activity.py`).
 """
 
 from __future__ import annotations
@@ -263,7 +263,7 @@ class HangWatch:
     def _note_work(self, run: Run, now: float) -> None:
         """Say why a generation without steps and output is not ended.
 
-        Where output is not seen, this is worth a line only if some ranks work while others are idle.
+        If `sees_output` is false, do this only if some ranks are at work while others are idle.
         """
         assert run.group is not None
         ranks = run.group.ranks - run.done

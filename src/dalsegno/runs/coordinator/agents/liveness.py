@@ -1,8 +1,8 @@
 """Detect lost agents and nodes of a run with heartbeats and probes.
 
-A host that answers a connect is alive. Its agent may be silent because the agent is stopped or starved, or because
-packets are lost. A host is lost only if it does not answer during the whole probe. An agent that is silent for very
-long is stuck.
+A host that answers a connection attempt is alive. Its agent may be silent because the agent is stopped or starved, or
+because packets are lost. A host is lost only if it does not answer during the whole probe. If the host answers, its
+agent is lost only after a much longer silence.
 """
 
 from __future__ import annotations

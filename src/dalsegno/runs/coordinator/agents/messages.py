@@ -25,7 +25,7 @@ from dalsegno.train.memory.safe_steps import SafeSteps, parse_safe_steps
 from dalsegno.wire.cloud_notice import CloudNotice, parse_code
 from dalsegno.wire.frames import Message
 
-MAX_EVIDENCE = 500  # maximum characters of the evidence
+MAX_EVIDENCE = 500  # maximum number of characters of an agent's explanation
 UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 
 
