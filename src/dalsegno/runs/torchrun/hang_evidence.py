@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from dalsegno.printable import one_line
 from dalsegno.runs.agent.worker_processes import GenerationWorkers
-from dalsegno.runs.coordinator.agents.hangs import ALL_IDLE_S, SILENCE_WITHOUT_OUTPUT, HangWatch, Idle
+from dalsegno.runs.coordinator.agents.activity import SILENCE_WITHOUT_OUTPUT, Idle
+from dalsegno.runs.coordinator.agents.hangs import ALL_IDLE_S, HangWatch
 from dalsegno.runs.coordinator.agents.messages import LogPiece
 from dalsegno.runs.coordinator.nodes.node_source import RunControl
 from dalsegno.runs.flight_recorder import BadDump, FlightDump, read_dump

@@ -13,12 +13,19 @@ import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from statistics import median
 
 from dalsegno.runs import journal
-from dalsegno.runs.coordinator.agents.activity import Activity, AskTurns, ask_interval_s, describe_work
+from dalsegno.runs.coordinator.agents.activity import (
+    SILENCE,
+    SILENCE_WITHOUT_OUTPUT,
+    Activity,
+    AskTurns,
+    Idle,
+    ask_interval_s,
+    describe_work,
+)
 from dalsegno.runs.coordinator.agents.messages import WorkerActivity
 from dalsegno.runs.coordinator.generations.events import Event, Hung, WorkerEnded
 from dalsegno.runs.coordinator.generations.generations import GenerationPhase, Run
@@ -33,7 +40,6 @@ ENOUGH_STEPS = 5  # steps needed for a useful median, because the first steps co
 KEPT = 100  # number of step durations from which the median is computed
 IDLE_S = 30.0  # ranks that stay idle for this long after others have returned are reported
 ALL_IDLE_S = 600.0  # time after which a run whose ranks are all idle is reported
-SILENCE, SILENCE_WITHOUT_OUTPUT = "no step and no output", "no step"  # the missing signs of progress, in reports
 log = logging.getLogger("coordinator")
 
 
@@ -117,31 +123,6 @@ def judge_progress(
 
 
 STACKS_S = 10.0  # timeout for a node to capture the stacks of its workers, which takes at most 7 s
-
-
-@dataclass(frozen=True)
-class Idle:
-    """The state in which all ranks that have not returned are idle."""
-
-    generation: int
-    returned: int
-    ranks: Mapping[str, str]  # rank that has not returned -> its node
-    idle_s: int
-    stacks: str  # the file with the stacks of the first of these ranks
-
-    def sentence(self) -> str:
-        return f"{self.what()}; see {self.stacks}"
-
-    def what(self, silence: str = SILENCE) -> str:
-        """Return the sentence without the file. `silence` says which signs of progress are missing."""
-        if not self.returned:
-            ranks = f"all {len(self.ranks)} ranks have" if len(self.ranks) > 1 else "its rank has"
-            return f"{silence}, and {ranks} been idle for {self.idle_s} s"
-        names = ", ".join(f"{rank} on {node}" for rank, node in list(self.ranks.items())[:4])
-        more = f" and {len(self.ranks) - 4} more" if len(self.ranks) > 4 else ""
-        has, ranks = ("has", "rank") if len(self.ranks) == 1 else ("have", "ranks")
-        returned = f"{self.returned} rank{'s' if self.returned > 1 else ''} {'have' if self.returned > 1 else 'has'}"
-        return f"{returned} returned, but {ranks} {names}{more} {has} not, and {has} done nothing for {self.idle_s} s"
 
 
 class HangWatch:
