@@ -12,7 +12,7 @@ import dataclasses
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import Enum
 from statistics import median
 
@@ -286,7 +286,7 @@ class HangWatch:
         await self._capture_stacks(run.generation)
         where = {str(rank): self.name_of(run.group.agent_of(rank)) for rank in left}
         stacks = str(self._control.folder.stacks(run.generation, left[0]))
-        self.report_idle(Idle(run.generation, len(run.done), where, round(idle_s), stacks))
+        await self.report_idle(Idle(run.generation, len(run.done), where, round(idle_s), stacks))
         if run.generation == self._control.run.generation:
             self._idle_at = time.monotonic()
 
@@ -308,8 +308,18 @@ class HangWatch:
         await self._explain(generation, f"{what}; the workers continue")
 
     async def _explain(self, generation: int, what: str = "") -> None:
-        report = await asyncio.get_running_loop().run_in_executor(None, self.diagnose, generation)
-        self.report_hang(what, report)
+        self.report_hang(what, await self.find_cause(generation))
+
+    async def find_cause(self, generation: int, idle: Collection[int] | None = None) -> HangReport | None:
+        """Return why a generation hangs; None if there is no evidence. The event loop is not blocked meanwhile.
+
+        `idle` contains the ranks that have not returned, if they are all idle.
+        """
+        try:
+            return await asyncio.get_running_loop().run_in_executor(None, self.diagnose, generation, idle)
+        except Exception as error:  # a hang must be ended even if its cause cannot be found
+            log.warning("could not find the cause of the hang: %s: %s", type(error).__name__, error)
+            return None
 
     def defer(self, event: Event) -> bool:
         """Defer the end of a worker after a collective has timed out in a rank; return whether the event was deferred.
@@ -365,14 +375,10 @@ class HangWatch:
         """Return why a generation is ended, for the user. `what` says how the hang was detected."""
         return f"{what}; stacks of the ranks: {self._control.folder.all_stacks}"
 
-    def diagnose(self, generation: int) -> HangReport | None:
-        """Return why a generation hangs; None if there is no evidence."""
+    def diagnose(self, generation: int, idle: Collection[int] | None) -> HangReport | None:
+        """Find the cause, as `find_cause`. Called in another thread."""
         folder = self._control.folder
-        try:
-            return read_hang(folder, generation, list(journal.read(folder.journal)))
-        except Exception as error:  # a hang must be ended even if its cause cannot be found
-            log.warning("could not find the cause of the hang: %s: %s", type(error).__name__, error)
-            return None
+        return read_hang(folder, generation, list(journal.read(folder.journal)))
 
     def tell(self, text: str) -> None:
         """Show a line to the user."""
@@ -384,6 +390,6 @@ class HangWatch:
             self._control.note(report.describe())
             self._control.journal(RunEvent.HUNG, text=report.describe(), **facts_to_json(report))
 
-    def report_idle(self, idle: Idle) -> None:
+    async def report_idle(self, idle: Idle) -> None:
         self._control.note(idle.sentence())
         self._control.journal(RunEvent.IDLE, text=idle.sentence(), **dataclasses.asdict(idle))
