@@ -117,7 +117,7 @@ MAY_PRINT = {
     "cli/": "the one printer",
     "system/guest/init.py": "boots hosts, and prints how each of them did for who called it",
     "runs/agent/script.py": "ends a script as Python itself would, `sys.exit('why')` included",
-    "runs/auto_resume/program.py": "stands in srun's place, and speaks on stderr as srun does",
+    "runs/auto_resume/srun_step.py": "stands in srun's place, and speaks on stderr as srun does",
     "health/readers/nvml_process.py": "a program of its own, whose answer is what it prints",
     "inject/worker_program.py": "a program of its own, whose answer is what it prints",
     "storage/probe.py": "a program of its own, whose answer is what it prints",

@@ -81,6 +81,12 @@ def test_active_faults_are_searched_on_all_nodes_of_the_users_runs():
     assert [(fault.fault, fault.node) for fault in played.nodes.injected()] == [("worker-hang", "n2")]
 
 
+def test_only_the_named_fault_is_cleared_in_the_users_jobs_on_the_node():
+    played = Played([job(7), job(8), job(9, user="bob")], [{"found": ["worker-hang"]}, {"found": []}])
+    assert [cleared.fault for cleared in played.nodes.clear("n1", "worker-hang")] == ["worker-hang"]
+    assert played.entered == [(each, "n1", WantedWorker(each, "clear", fault="worker-hang")) for each in ("7", "8")]
+
+
 def test_step_reserves_no_resources_and_names_are_separate_arguments():
     argv = step_argv("7", "n1", WantedWorker("7", "worker-kill", run="$(reboot)"))
     assert {"--jobid=7", "--overlap", "--nodelist=n1", "--gres=none", "--mem=0"} <= set(argv)

@@ -89,7 +89,7 @@ def test_an_agent_without_proof_is_refused_and_nothing_changes(scene: Scene, nod
     caller = scene.call()
     caller.introduce(node, secret=secret)
     assert not caller.welcomed and caller.cut_off() and untouched(scene) and scene.changed == []
-    assert scene.log == [f"refused: a message of 127.0.0.1: no proof that it is {node}"]
+    assert scene.log == [f"refused: a message of 127.0.0.1: no proof that the peer is {node}"]
 
 
 def test_a_replayed_hello_is_refused(scene: Scene):
@@ -295,7 +295,7 @@ def test_an_agent_that_sends_too_much_is_disconnected(scene: Scene):
         agent.beat()
         if agent.hung_up:
             break
-    assert agent.cut_off() and "it sends too many messages" in scene.log[0]
+    assert agent.cut_off() and "the peer sends too many messages" in scene.log[0]
 
 
 def test_an_oversized_message_is_refused_by_its_length(scene: Scene):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.runs.auto_resume.decide import (
@@ -14,20 +16,21 @@ from dalsegno.runs.auto_resume.decide import (
     Choice,
     LeaveStep,
     RequeueJob,
-    SrunStep,
     StartAgain,
     StepFacts,
     arguments,
     choose,
     environment,
     failures,
-    read_notes,
     unsettled,
 )
-from dalsegno.runs.auto_resume.program import POLL_S, SLURM_TIMEOUT_S, wait_for_choice
+from dalsegno.runs.auto_resume.restart import POLL_S, SLURM_TIMEOUT_S, wait_for_choice
+from dalsegno.runs.auto_resume.srun_step import SrunStep, read_notes
 from dalsegno.slurm.facts import JobInfo, JobState, NodeFlag, NodeInfo, NodeState
 from dalsegno.slurm.render import SPARE_REASON
+from dalsegno.system.processes import LocalRunner
 
+SRC = Path(__file__).parent.parent.parent / "src"
 JOB = JobInfo(7, "train", "ada", JobState.RUNNING, nodes=("n1", "n2", "n3"), batch=True)
 WHY = {"n2": "down"}
 
@@ -182,3 +185,13 @@ def test_restart_excludes_failed_nodes_and_a_new_job_has_the_old_shape():
     expected = {"SLURM_NNODES": "2", "HOME": "/", "SLURM_PARTITION": "train", "SLURM_TIMELIMIT": "120"}
     assert environment(old, StartAgain(like, alone=True)) == expected
     assert environment({"HOME": "/"}, StartAgain(like, alone=True)) == {"HOME": "/"}
+
+
+# Start time
+
+
+def test_program_imports_what_asks_slurm_only_when_it_is_needed():
+    heavy = {"asyncio", "json", "dalsegno.slurm", "dalsegno.runs.auto_resume.decide"}
+    code = f"import sys, dalsegno.runs.auto_resume.program; print(*sorted({heavy} & set(sys.modules)))"
+    done = LocalRunner().run([sys.executable, "-S", "-c", code], env={"PYTHONPATH": str(SRC)})
+    assert done.checked().stdout.split() == []

@@ -121,6 +121,14 @@ Thread 7 (idle): "MainThread"
     assert parse_stacks("process 7 writes no stacks") == RankStack("")
 
 
+def test_long_line_in_a_stack_is_parsed_in_linear_time_and_a_long_path_is_cut():
+    thread = "Thread 0x1 (most recent call first):\n"
+    assert parse_stacks(f"{thread}  f{' (:' * 80_000}\n").where == ""
+    assert parse_stacks(f'{thread}  File "/{"a" * 9000}/train.py", line 3 in main\n').where.endswith("a/train.py:3")
+    assert len(parse_stacks(f'{thread}  File "/{"a" * 9000}/train.py", line 3 in main\n').where) < 300
+    assert parse_stacks(f"{thread}    main (/job (new)/train.py:3)\n").where == "new)/train.py:3"
+
+
 def test_newest_call_of_a_rank_that_timed_out_counts_as_waiting():
     """gloo marks a call that failed like one that is done."""
     timed_out = FlightDump(0, tuple(CollectiveCall("0", number, "all_reduce", done=True) for number in (7, 8)))

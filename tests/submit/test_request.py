@@ -50,6 +50,7 @@ def test_constraints_of_slurm_are_accepted(constraint: str) -> None:
         ({"preload": ("a,b",)}, "`a,b` is not the name of a Python module"),
         ({"env": (("A B", "1"),)}, "`A B=1` is not of the form NAME=value"),
         ({"chdir": "/a\nb"}, "`/a?b` is not a path that Slurm accepts"),
+        ({"chdir": "-x"}, "`-x` looks like an option, not a path"),
         ({"spares": -1}, "`--spares` cannot be -1"),
         ({"nproc_per_node": 0}, "`--nproc-per-node` cannot be 0"),
         ({"framework": "pytorch"}, "unknown framework `pytorch`"),

@@ -42,11 +42,24 @@ def test_digest_distinguishes_shapes_orders_and_missing_gradients() -> None:
 
 
 @pytest.mark.parametrize(
-    ("world", "local", "shifts"),
-    [(1, 1, (0,)), (2, 1, (1,)), (2, 2, (1,)), (3, 1, (1, 2)), (4, 1, (1, 2)), (4, 2, (2, 1)), (24, 8, (8, 16))],
+    ("nodes", "shifts"),
+    [
+        ("a", (0,)),
+        ("ab", (1,)),
+        ("aa", (1,)),
+        ("abc", (1, 2)),
+        ("abcd", (1, 2)),
+        ("aabb", (2, 1)),
+        ("a" * 8 + "b" * 8 + "c" * 8, (8, 16)),
+    ],
 )
-def test_witnesses_are_on_the_next_nodes(world: int, local: int, shifts: tuple[int, ...]) -> None:
-    assert witness_shifts(world, local) == shifts
+def test_witnesses_are_on_the_next_nodes(nodes: str, shifts: tuple[int, ...]) -> None:
+    assert witness_shifts(list(nodes)) == shifts
+
+
+@pytest.mark.parametrize("nodes", ["aabbbb", "aaaabb", "abab", "aaa"])
+def test_witnesses_are_the_next_ranks_if_ranks_are_uneven_or_on_one_node(nodes: str) -> None:
+    assert witness_shifts(list(nodes)) == (1, 2)
 
 
 NODES = ["a", "b", "c"]

@@ -114,7 +114,7 @@ FAULTS = {
         ),
         InjectableFault(
             "cloud-notice",
-            "The cloud announces that it takes the node, in --by (2m). It does not: that would be `power-off`.",
+            "The cloud announces that it takes the node in --by (2m), but the node keeps running.",
             ("for_s", "by_s", "until"), Remedy.REPLACE,
         ),
         InjectableFault(

@@ -55,15 +55,11 @@ class OwnJobs:
         return [found_fault for job, node in found for found_fault in self._ask(job, node, LOOK)]
 
     def clear(self, node: str, fault: str | None = None) -> Sequence[InjectedFault]:
-        what = CLEAR if fault is None else LOOK
-        found = [found_fault for job in self._jobs(node, None) for found_fault in self._ask(job, node, what)]
-        if fault is not None and any(found_fault.fault == fault for found_fault in found):
-            return self.clear(node)  # clears all faults of these jobs, not only this one
-        return found if fault is None else []
+        return [found for job in self._jobs(node, None) for found in self._ask(job, node, CLEAR, fault)]
 
-    def _ask(self, job: str, node: str, what: str) -> list[InjectedFault]:
-        answer = self._enter(job, node, WantedWorker(job, what))
-        return [InjectedFault(str(fault), node, time.time()) for fault in answer.get("found", ())]
+    def _ask(self, job: str, node: str, what: str, fault: str | None = None) -> list[InjectedFault]:
+        answer = self._enter(job, node, WantedWorker(job, what, fault=fault))
+        return [InjectedFault(str(found), node, time.time()) for found in answer.get("found", ())]
 
     def _own(self) -> list[JobInfo]:
         user = pwd.getpwuid(os.geteuid()).pw_name

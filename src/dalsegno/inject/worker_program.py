@@ -29,7 +29,10 @@ SLOW_S, FAST_S = 0.2, 0.1  # a slow worker is stopped for two thirds of the time
 
 @dataclass(frozen=True)
 class WantedWorker:
-    """A request to the program. It selects a worker by run and rank, or by the worker's index on the node (`gpu`)."""
+    """A request to the program. It selects a worker by run and rank, or by the worker's index on the node (`gpu`).
+
+    A request to clear selects faults by name (`fault`); None selects all of them.
+    """
 
     job: str
     what: str
@@ -37,6 +40,7 @@ class WantedWorker:
     rank: int | None = None
     gpu: int | None = None
     for_s: float | None = None
+    fault: str | None = None
 
 
 def main(arguments: list[str]) -> int:
@@ -54,9 +58,9 @@ def _answer(facts: dict[str, object]) -> None:
 
 def _carry_out(wanted: WantedWorker, answer: Callable[[dict[str, object]], None]) -> None:
     if wanted.what == LOOK:
-        answer({"found": _lasting(wanted.job)})
+        answer({"found": [each.fault for each in _lasting(wanted.job)]})
     elif wanted.what == CLEAR:
-        answer({"found": _clear(wanted.job)})
+        answer({"found": _clear(wanted.job, wanted.fault)})
     elif wanted.what in (FLIP, UNFLIP) and wanted.run is not None and wanted.rank is not None:
         _flip(wanted.run, wanted.rank, wanted.what == FLIP)
         answer({})
@@ -76,7 +80,10 @@ def _choose(wanted: WantedWorker) -> tuple[NodeWorker, Process]:
     workers = list(find_workers(_seen(wanted.job)).items())
     if wanted.gpu < len(workers):
         return workers[wanted.gpu]
-    raise NotThere(f"no run of yours has a worker for GPU {wanted.gpu} on {node}", hint=f"it has {len(workers)} there")
+    raise NotThere(
+        f"no run of yours has a worker for GPU {wanted.gpu} on {node}",
+        hint=f"number of your workers there: {len(workers)}",
+    )
 
 
 def _own(job: str) -> list[Process]:
@@ -131,18 +138,37 @@ def _resumed_afterwards(process: Process) -> Iterator[Callable[[], bool]]:
         send(process, signal.SIGCONT)
 
 
-def _lasting(job: str) -> list[str]:
-    holders = [_request_of(process).what for process in _holders(job)]
-    return holders or [HANG for _ in _stopped(job)]
+@dataclass(frozen=True)
+class _LastingFault:
+    """A lasting fault of a worker. `holder` is the process that causes it; None for a stop without a time limit."""
+
+    fault: str
+    worker: Process | None
+    holder: Process | None = None
 
 
-def _clear(job: str) -> list[str]:
-    """Undo the faults of a job and return their names."""
-    found = _lasting(job)
-    stop(_holders(job))
-    for process in _stopped(job):
-        send(process, signal.SIGCONT)
-    return found
+def _lasting(job: str) -> list[_LastingFault]:
+    requests = {holder: _request_of(holder) for holder in _holders(job)}
+    held = [_LastingFault(wanted.what, _worker_of(wanted), holder) for holder, wanted in requests.items()]
+    workers = {each.worker for each in held}
+    return [*held, *(_LastingFault(HANG, process) for process in _stopped(job) if process not in workers)]
+
+
+def _worker_of(wanted: WantedWorker) -> Process | None:
+    try:
+        return _choose(wanted)[1]
+    except NotThere:  # the worker has ended
+        return None
+
+
+def _clear(job: str, fault: str | None) -> list[str]:
+    """Undo the faults of a job, or only those with the name `fault`. Return the names of the undone faults."""
+    found = [each for each in _lasting(job) if fault in (None, each.fault)]
+    stop([each.holder for each in found if each.holder is not None])
+    for each in found:
+        if each.worker is not None:
+            send(each.worker, signal.SIGCONT)  # a holder that had to be killed did not resume its worker
+    return [each.fault for each in found]
 
 
 def _holders(job: str) -> list[Process]:

@@ -35,7 +35,7 @@
 
 struct request request = {.in_use = -1, .data_folder = -1};
 bool privileged, slurmd_is_root;
-static bool can_regain_root; /* the effective user id is the user's, the saved one is root's */
+static bool can_regain_root; /* the effective user ID is the user's, but the saved one is still root's */
 static char **initial_environment; /* the environment at the start of the program */
 
 /* Answers */
@@ -350,7 +350,7 @@ static void make_layer(const struct named_container *container) {
 
 static void mount_overlay(void) {
     char options[256];
-    /* nofollow: an image may contain attributes that an overlay would read as redirects of folders. */
+    /* redirect_dir=nofollow: an image may contain extended attributes that redirect folders of an overlay elsewhere. */
     snprintf(options, sizeof options, "lowerdir=%s/lower,upperdir=%s/rw/upper,workdir=%s/rw/work,%s", SCRATCH, SCRATCH,
              SCRATCH, privileged ? "redirect_dir=nofollow,metacopy=off" : "userxattr");
     if (mount("overlay", SCRATCH "/root", "overlay", MS_NOSUID | MS_NODEV, options) != 0)
@@ -374,7 +374,8 @@ static _Noreturn void restart_as_user(char *argv[], int mounts, int folder) {
         fail("cannot restart the helper: %s", strerror(errno));
     memcpy(words, argv, count * sizeof *words);
     words[count] = "as_user=1";
-    /* These override the same names in argv. With them, the helper neither imports again nor waits for a task again. */
+    /* The last argument with a name counts, so these override those in argv. They hold what this helper has found out:
+     * the new one neither imports the image again nor waits for a task again. */
     if (asprintf(&words[count + 1], "image=%s", request.image) < 0 ||
         asprintf(&words[count + 2], "asked=%s", request.requested_image) < 0 ||
         (request.cgroups && asprintf(&words[count + 3], "cgroups=%s", request.cgroups) < 0))
@@ -432,7 +433,7 @@ static void build(char *argv[], int old_mounts, int old_folder, struct named_con
     if (container->running)
         mount_root_of_running(container);
     else if (!mount_root(container, &image)) {
-        if (container->image[0]) /* root stored its files; a container built by the user would not have them */
+        if (container->image[0]) /* root stored its files; a container that the user builds could not use them */
             fail("image %s: users other than root can change it now, and the container was created when they could not; "
                  "remove the container, or restore the image's owner",
                  request.image);

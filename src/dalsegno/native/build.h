@@ -31,7 +31,7 @@ struct request {
     bool uid_given, gid_given;
     gid_t groups[GROUPS_MAX];
     size_t group_count;
-    int in_use; /* a lock on the unpacked image, or a pipe that shows the end of a FUSE server, or -1 */
+    int in_use; /* a lock on the unpacked image, or a pipe that is closed when the FUSE server ends, or -1 */
     bool readonly, remap_root, as_user; /* as_user: the image is never accessed with root's rights */
     unsigned long long memory_mib;      /* memory of the step; 0 if unknown */
 };
@@ -70,7 +70,7 @@ struct image {
     int fd;
     bool folder;
     bool trusted;    /* the kernel may mount it; always true in jobs of root */
-    int tree;        /* the mount of a folder image */
+    int tree;        /* a folder or unpacked image as a mount tree to attach, or -1 */
     int fuse_server; /* the socket on which the FUSE server waits for its descriptor, or -1 */
     char extracted[PATH_MAX];
 };
@@ -105,8 +105,9 @@ struct named_container {
     const char *requested_image; /* the image as the user named it */
     int folder, entry_lock, lock, tree;
     struct namespaces namespaces; /* namespaces of the running container to join */
-    int rootfs, owner;    /* rootfs: mount namespace with only the container's file system; owner: its user namespace */
-    bool running;     /* use the file system of a running container, with separate mounts and namespaces */
+    int rootfs;   /* a mount namespace whose only mount is the container's file system, or -1 */
+    int owner;    /* the user namespace that owns `rootfs`, or -1 for the helper's */
+    bool running; /* the container runs: share its file system, but create separate mounts and namespaces */
 };
 void open_named_container(struct named_container *container);
 void clone_named_container(struct named_container *container);

@@ -153,7 +153,7 @@ static bool mount_fuse(struct image *image, const char *at) {
     return true;
 }
 
-/* Replaces escapes such as \\040, which stands for a space in mountinfo. */
+/* Replaces the escapes of mountinfo, such as \040 for a space. */
 static void unescape(char *text) {
     char *to = text;
     for (; *text; text++) {
@@ -232,7 +232,8 @@ bool mount_image(struct image *image, const char *at) {
     int mount_point = open(at, O_PATH | O_DIRECTORY | O_CLOEXEC);
     if (attach_tree(image->tree, mount_point) != 0)
         fail("image %s: %s", request.image, strerror(errno));
-    if (privileged && request.uid != 0) /* check again: the owner may have renamed it meanwhile */
+    /* Check again: the first check went by path, and the owner may have renamed the folder before it was cloned. */
+    if (privileged && request.uid != 0)
         refuse_mounts_within(at, strlen(at));
     close(image->tree);
     close(mount_point);

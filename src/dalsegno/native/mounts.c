@@ -30,7 +30,7 @@ static size_t entry_count;
 static struct mounts mounts;
 static char passwd_line[512], group_line[256], home[PATH_MAX];
 
-/* Sources, opened before anything hides them */
+/* Sources of mounts, opened before another mount hides them */
 
 enum path_kind { NODE_PATH, USER_PATH, OPTIONAL_USER_PATH };
 

@@ -58,8 +58,8 @@ static int find_namespace(const char *pid, const char *kind, unsigned long long 
     return found;
 }
 
-/* Returns whether a namespace belongs to the user namespace `user` (-1: the helper's), and `user` to the job's user.
- * The holder may have ended, and another process may have its PID and a namespace with the same number. */
+/* Returns whether a namespace is owned by the user namespace `user` (-1: the helper's), and `user` by the job's user.
+ * If not, the holder has ended, and another process has its PID and a namespace with the same number. */
 static bool belongs_to_user(int namespace, int user) {
     struct stat owning, named;
     uid_t owner;
@@ -72,7 +72,8 @@ static bool belongs_to_user(int namespace, int user) {
     return same && (user < 0 || (ioctl(user, NS_GET_OWNER_UID, &owner) == 0 && owner == request.uid));
 }
 
-enum { NAMESPACE_NUMBERS = 4 + NAMESPACE_KINDS }; /* of a holder file; 0 stands for a missing namespace */
+/* A holder file contains this many inode numbers of namespaces. 0 stands for a missing namespace. */
+enum { NAMESPACE_NUMBERS = 4 + NAMESPACE_KINDS };
 
 static void close_namespaces(struct named_container *container) {
     int *const fds[] = {&container->namespaces.mounts, &container->namespaces.user,   &container->rootfs,
@@ -91,7 +92,8 @@ static bool join_holder(struct named_container *container, int folder, const cha
     unsigned long long numbers[NAMESPACE_NUMBERS] = {0};
     struct namespaces *namespaces = &container->namespaces;
     int *const fds[] = {&namespaces->mounts, &namespaces->user, &container->rootfs, &container->owner};
-    int file = openat(folder, pid, O_RDONLY | O_NONBLOCK | O_CLOEXEC | O_NOFOLLOW); /* a file of the user may be a pipe */
+    /* O_NONBLOCK: if the user owns the folder, the file may be a pipe. */
+    int file = openat(folder, pid, O_RDONLY | O_NONBLOCK | O_CLOEXEC | O_NOFOLLOW);
     ssize_t got = file < 0 ? -1 : read(file, text, sizeof text - 1);
     bool all = true;
     if (file >= 0)
@@ -215,15 +217,15 @@ static bool join_or_lock(struct named_container *container, const char *name) {
     while (flock(container->lock, LOCK_EX | LOCK_NB) != 0) {
         if (join_or_remove_holders(container, false))
             return true;
-        if (seconds_since_boot() > until) /* a limit in time, not tries: the user's files decide how long a try takes */
+        if (seconds_since_boot() > until) /* no limit on tries, because the user's files decide how long one takes */
             fail("container %s is in use on this node and cannot be joined", name);
         nanosleep(&(struct timespec){.tv_nsec = JOIN_PAUSE_NS}, NULL);
     }
     return false;
 }
 
-/* Opens or creates the container's folder. If root builds the container, only root can access the stored files, because
- * an overlay's folders decide where writes go. */
+/* Opens or creates the container's folder. If root builds the container, only root can access the stored files. A user
+ * who could change an overlay's folders could redirect its writes. */
 void open_named_container(struct named_container *container) {
     struct container_name name;
     char why[WHY_LENGTH];

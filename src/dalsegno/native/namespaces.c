@@ -42,7 +42,7 @@ static void write_maps(pid_t pid, unsigned inside_uid, unsigned inside_gid, unsi
     char process[32] = "self", path[64], text[64];
     if (pid != 0)
         snprintf(process, sizeof process, "%d", (int)pid);
-    /* Otherwise a user could leave a group here, and open files that deny access to that group. */
+    /* Deny setgroups: otherwise a user could leave a group in the namespace, and open files that deny access to it. */
     snprintf(path, sizeof path, "%s/setgroups", process);
     write_text(proc_fd, path, "deny");
     snprintf(path, sizeof path, "%s/uid_map", process);
@@ -127,7 +127,7 @@ static pid_t start_child(bool mounts, int *pipes) {
         pipes[0] = back[0], pipes[1] = pair[1];
         return child;
     }
-    prctl(PR_SET_PDEATHSIG, SIGKILL); /* become_user() clears this; after that, the end of the pipe ends the child */
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* become_user() clears this; from then on, the child ends when the pipe closes */
     close(pair[1]);
     close(back[0]);
     char go;

@@ -34,7 +34,7 @@ void report_step(spank_t spank) {
     if (notes < 0 || spank_get_item(spank, S_JOB_ID, &id.job_id) != ESPANK_SUCCESS ||
         spank_get_item(spank, S_JOB_STEPID, &id.step_id) != ESPANK_SUCCESS)
         return;
-    /* No environment variable names the step's nodes yet. */
+    /* Ask Slurm for the step's nodes, because no environment variable has them yet. */
     slurm_step_layout_t *layout = slurm_job_step_layout_get(&id);
     if (layout && layout->node_list)
         dprintf(notes, "%u %u %s\n", id.job_id, id.step_id, layout->node_list);

@@ -33,7 +33,7 @@ struct container {
 /* A running helper, and the socket for its answer. */
 struct helper {
     int socket;
-    int process; /* a pidfd: the helper's parent is another process, so its PID may be reused */
+    int process; /* a pidfd: slurmstepd is not the helper's parent, so the helper's PID may be reused at any time */
 };
 
 struct helper start_helper(const char *path, char *const words[], char *const variables[], int user, int mounts);

@@ -1,7 +1,7 @@
 /* An import may take minutes, and a file system may hang. Slurm delivers no signal to a step before its user_init
  * returns, so waiting for the helper there would make the step impossible to cancel. Instead the step starts, a thread
- * of slurmstepd waits for the helper, and the tasks wait in task_init for the answer, which the thread passes on. There
- * a signal ends them like any task. When the last task has ended, the helper sees its socket closed and ends the
+ * of slurmstepd waits for the helper, and the tasks wait in task_init until the thread passes the answer on. A signal
+ * ends the waiting tasks like any others. When the last task has ended, the helper sees its socket closed and ends the
  * import. */
 #define _GNU_SOURCE
 #include "wait_helper.h"

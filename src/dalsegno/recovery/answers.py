@@ -22,7 +22,7 @@ from dalsegno.wire.frames import Message
 MAX_EVENTS = 500  # maximum number of events per answer, which must fit into one message
 MAX_NAME = 100
 LAST = 50  # number of events shown with a node
-_HINT = "use `events`, `automation`, `nodes` or `forgive`"
+_HINT = "use `events`, `automation`, `nodes`, `node` or `forgive`"
 
 
 class Answers:

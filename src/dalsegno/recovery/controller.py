@@ -38,6 +38,8 @@ log = logging.getLogger("controller")
 # Paths relative to the cluster's state folder.
 SOCKET, RUNS, LOCK, SECRETS = "run/controller.sock", "controller/runs", "controller/lock", "secret/agents"
 
+_HINT = f"use one of {', '.join(f'`{word}`' for word in ('start', 'corrupt', 'runs', 'agents', *Answers.WORDS))}"
+
 
 def serve(folder: Path, site: ControllerSite, agents_at: str) -> int:
     """Run the controller until it is killed; return 1 if it cannot run.
@@ -131,7 +133,7 @@ class Controller:
                 return views_message(self.nodes.views().values())
             if set(request) & set(Answers.WORDS):
                 return self.answers.answer(uid, request)
-            raise DalsegnoError("unknown request", hint="use `start`, `runs` or `agents`")
+            raise DalsegnoError("unknown request", hint=_HINT)
         except DalsegnoError as error:
             self.refusals.log(f"request of uid {uid}", error.what)
             return {"error": error.what, "hint": error.hint}

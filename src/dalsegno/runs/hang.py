@@ -38,7 +38,11 @@ _DUMP_NAME = re.compile(r"g(\d{1,9})-flight-(\d{1,9})(\.json)?")
 _NODE_NAME = re.compile(r"[\w.-]{1,255}", re.ASCII)
 _THREAD = re.compile(r"^(?:Current )?[Tt]hread .*$", re.MULTILINE)
 # A frame as faulthandler and py-spy write it: `File "x.py", line 3 in main` or `main (x.py:3)`
-_FRAME = re.compile(r'^\s+File "(?P<file>.+)", line (?P<line>\d+) in |^\s+\S.* \((?P<file2>.+):(?P<line2>\d+)\)$')
+# The user's code may have written the line, so the pattern must match in linear time: no ` (` is in `file2`.
+_FRAME = re.compile(
+    r'^\s+File "(?P<file>.+)", line (?P<line>\d{1,9}) in |^\s+\S.* \((?P<file2>(?:(?! \().)+):(?P<line2>\d{1,9})\)$'
+)
+_MAX_PATH_CHARS = 200  # of a file in a report, the end is shown
 _LIBRARY = (
     "site-packages",
     "dist-packages",
@@ -250,7 +254,8 @@ def parse_stacks(text: str) -> RankStack:
         frames = [(found["file"] or found["file2"], found["line"] or found["line2"]) for found in _frames(thread)]
         own = [(file, line) for file, line in frames if not any(part in file for part in _LIBRARY)]
         if own:
-            return RankStack(one_line(f"{own[0][0]}:{own[0][1]}"), any(_LOADER in file for file, _ in frames))
+            where = one_line(f"{own[0][0][-_MAX_PATH_CHARS:]}:{own[0][1]}")
+            return RankStack(where, any(_LOADER in file for file, _ in frames))
     return RankStack("")
 
 

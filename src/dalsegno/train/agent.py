@@ -6,14 +6,13 @@ permission to commit a checkpoint.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 from collections.abc import Mapping
 from typing import Any
 
 from dalsegno.train import contract
-from dalsegno.wire.frames import BadFrame, Reader, send
+from dalsegno.wire.frames import BadFrame, Reader, pack, send
 from dalsegno.wire.peer import check_peer
 
 ANSWER_S = 60.0  # a live agent answers at once, but its coordinator may be restarting
@@ -32,10 +31,16 @@ class AgentLink:
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Send a message without waiting, because a training step must not block."""
-        with contextlib.suppress(OSError):
+        data = pack(dict(message))
+        try:
             sock = self._open()
             sock.settimeout(0.0)
-            send(sock, dict(message))
+            if sock.send(data) < len(data):
+                self.close()  # the agent would take the next message for the rest of this one
+        except BlockingIOError:
+            pass  # nothing was sent, so the connection can still be used
+        except OSError:
+            self.close()
 
     def ask(self, message: Mapping[str, Any], wait_s: float = ANSWER_S) -> dict[str, Any]:
         """Send a message and return the answer; an empty dict if no answer comes within `wait_s`."""
@@ -48,6 +53,7 @@ class AgentLink:
                 for answer in self._reader.feed(data):
                     return answer
                 if not data:
+                    self.close()
                     return {}
         except (OSError, BadFrame):
             self.close()
@@ -68,7 +74,7 @@ class AgentLink:
     def close(self) -> None:
         if self._sock is not None:
             self._sock.close()
-            self._sock = None
+            self._sock, self._reader = None, Reader()
 
 
 def find_agent(environ: Mapping[str, str] = os.environ) -> AgentLink | None:

@@ -69,18 +69,22 @@ def _sums(tensor: torch.Tensor) -> tuple[int, int]:
 # The ranks that repeat a step, and the decision about which rank is wrong
 
 
-def witness_shifts(world: int, local_world: int) -> tuple[int, ...]:
+def witness_shifts(nodes: Sequence[str]) -> tuple[int, ...]:
     """Return the offsets from a rank to its witnesses, the ranks that repeat its step.
+
+    `nodes` has the node of every rank. All ranks must get the same offsets, or the exchange between them hangs.
 
     The witnesses are on the next two nodes. With two nodes, the second witness is the next rank. With one node, or if
     the ranks are unevenly spread over nodes, the witnesses are the next two ranks. With two ranks, there is no second
     witness. A single rank repeats its own step.
     """
+    world, local_world = len(nodes), nodes.count(nodes[0])
     if world == 1:
         return (0,)
-    node = local_world if local_world < world and world % local_world == 0 else 1
-    second = 2 * node % world or 1
-    return (node,) if second == node else (node, second)
+    even = list(nodes) == [node for node in dict.fromkeys(nodes) for _ in range(local_world)]
+    first = local_world if even and local_world < world else 1
+    second = 2 * first % world or 1
+    return (first,) if second == first else (first, second)
 
 
 @dataclass(frozen=True)
@@ -280,7 +284,6 @@ class GradientCheck:
     def __init__(self, every: int, where: RankPlace, store: RankStore, agent: AgentLink | None) -> None:
         self.every, self._where, self._store, self._agent = every, where, store, agent
         self._exchange = RankExchange(where.rank, where.world)
-        self._shifts = witness_shifts(where.world, where.local_world)
         self._flip = InjectedFlip(where.run, where.rank)
         self._nodes: list[str] = []
         self.seconds = 0.0  # how long the last check took
@@ -316,10 +319,11 @@ class GradientCheck:
     def _compare(self, step: int, module: Any, batch: Any, backward: Backward) -> GradientVerdict | None:
         mine = pack_step(batch, module)
         own = self._exchange.gather_digests(_gradients(module, batch, backward))
-        repeated = {by: self._repeat(mine, by, module, backward) for by in self._shifts[:1]}
-        if not find_differing(own, repeated[self._shifts[0]]):
+        first, *others = witness_shifts(self._nodes)
+        repeated = {first: self._repeat(mine, first, module, backward)}
+        if not find_differing(own, repeated[first]):
             return None
-        for by in self._shifts[1:]:
+        for by in others:
             repeated[by] = self._repeat(mine, by, module, backward)
         return judge_gradients(step, self._nodes, own, repeated)
 

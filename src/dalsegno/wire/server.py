@@ -229,7 +229,7 @@ class BoundedServer(Generic[W]):
         Raise BadFrame if the peer has sent anything after its proof, because that data would be lost.
         """
         if not peer.reader.is_empty:
-            raise BadFrame("it sent more than its proof")
+            raise BadFrame("the peer sent data after its proof")
         peer.open = False
         self._watcher.unwatch(peer.sock)
         try:
@@ -328,7 +328,7 @@ class BoundedServer(Generic[W]):
             if peer.session is None:
                 self._identify(peer, parse(body))
             elif not peer.allowance.spend():
-                raise BadFrame("it sends too many messages")
+                raise BadFrame("the peer sends too many messages")
             else:
                 self._host.on_message(peer, peer.session.opener.open(body))
             if not peer.open:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 from pathlib import Path
 
@@ -15,10 +16,17 @@ from dalsegno.runs.coordinator.agents.messages import LogPiece, read_message
 from dalsegno.runs.coordinator.generations.events import AgentJoined, Event, StoreOpened
 from dalsegno.runs.coordinator.generations.generations import Run, advance
 from dalsegno.runs.coordinator.generations.group import Shape
+from dalsegno.runs.flight_recorder import CollectiveCall, FlightDump
 from dalsegno.runs.folder import RunFolder
-from dalsegno.runs.hang import HangSuspect
+from dalsegno.runs.hang import HangReport, HangSuspect
 from dalsegno.runs.torchrun.coordinator import NOWHERE
-from dalsegno.runs.torchrun.hang_evidence import MAX_FILE_BYTES, HangEvidence, TorchrunHangWatch, evidence_messages
+from dalsegno.runs.torchrun.hang_evidence import (
+    MAX_FILE_BYTES,
+    HangEvidence,
+    TorchrunHangWatch,
+    evidence_messages,
+    keep_newest,
+)
 
 STACKS = 'Current thread 0x1 (most recent call first):\n  File "/job/train.py", line 11 in main\n'
 
@@ -79,6 +87,7 @@ def test_next_generation_forgets_the_evidence(tmp_path: Path) -> None:
         LogPiece("flight/1/1", "not JSON"),
         LogPiece("flight/1/1", "{"),
         LogPiece("flight/1/1", "\x80\x04"),
+        LogPiece("flight/1/1", "{\ud800"),
     ],
 )
 def test_malformed_evidence_is_ignored(piece: LogPiece) -> None:
@@ -91,6 +100,35 @@ def test_only_the_end_of_a_long_file_is_sent(tmp_path: Path) -> None:
     long = "x" * MAX_FILE_BYTES + "\n" + dump(1)
     flight, folder = sent(tmp_path, 1, flight=long)
     assert (flight.text, folder.text) == (dump(1), str(tmp_path))
+
+
+def test_only_regular_files_are_sent(tmp_path: Path) -> None:
+    """The user's code can create any file in its log folder, and a pipe would block the agent."""
+    current = GenerationWorkers(1)
+    os.mkfifo(tmp_path / "stacks")
+    (tmp_path / "flight").symlink_to("/etc/passwd")
+    current.add(0, "", error_file="", stacks=str(tmp_path / "stacks"), flight=str(tmp_path / "flight"))
+    assert list(evidence_messages(current)) == []
+
+
+def test_each_rank_keeps_its_newest_calls_of_each_group() -> None:
+    """A rank without calls would be blamed, so a limit applies to all ranks alike."""
+    evidence = HangEvidence(max_calls=4)
+    evidence.start(1, {0: "gpu-1", 1: "gpu-2"})
+    for rank in (0, 1):
+        evidence.add(LogPiece(f"flight/1/{rank}", dump(*range(1, 30))))
+    evidence.record_timeout(1, 0)
+    report = evidence.judge(1)
+    assert report is not None
+    assert report.sentence.startswith("all 2 ranks have called collective 29"), "rank 1 is not missing"
+    calls = tuple(CollectiveCall(group, number, "all_reduce", True) for group in "ab" for number in range(9))
+    newest = keep_newest(FlightDump(0, calls), 4).calls
+    assert [(call.group, call.sequence) for call in newest] == [("a", 7), ("a", 8), ("b", 7), ("b", 8)]
+
+
+def test_another_generation_is_not_judged_by_this_ones_evidence(tmp_path: Path) -> None:
+    evidence = evidence_of(*sent(tmp_path, 1, STACKS))
+    assert evidence.judge(1) is not None and evidence.judge(2) is None
 
 
 def test_report_names_duration_rank_node_collective_line_suspect_and_files(tmp_path: Path) -> None:
@@ -125,14 +163,19 @@ class PlayedControl:
     """A run on two nodes whose agents answer at once, and what its watch has printed and applied."""
 
     def __init__(
-        self, timeout_s: float | None, max_restarts: int = 0, spent: int = 0, all_idle_s: float = ALL_IDLE_S
+        self,
+        timeout_s: float | None,
+        max_restarts: int = 0,
+        spent: int = 0,
+        all_idle_s: float = ALL_IDLE_S,
+        evidence: HangEvidence | None = None,
     ) -> None:
         self.folder, self.present = RunFolder(NOWHERE / "id"), frozenset(["0@gpu-1#1", "1@gpu-2#1"])
         self.said, self.applied, self.tasks = list[str](), list[Event](), list[object]()
         self.run = Run(Shape(2, 2, 1), max_restarts, literal=True, spent=spent)
         for event in (*map(AgentJoined, sorted(self.present)), StoreOpened("0@gpu-1#1", 1, 5000)):
             self.run, _ = advance(self.run, event)
-        evidence = HangEvidence()
+        evidence = evidence or HangEvidence()
         evidence.start(1, {0: "gpu-1", 1: "gpu-2"})
         evidence.add(LogPiece("stacks/1/1", STACKS))
         self.watch = TorchrunHangWatch(self, timeout_s, evidence, self.said.append, all_idle_s)  # type: ignore[arg-type]
@@ -211,5 +254,25 @@ def test_idle_ranks_of_a_silent_script_are_reported_once_with_cause_and_nodes() 
         (line,) = control.said
         assert line.startswith(f"no step, and all 2 ranks have been idle for 0 s; {AT_LINE}")
         assert control.applied == [], "the workers continue"
+
+    asyncio.run(main())
+
+
+class BrokenEvidence(HangEvidence):
+    """Evidence that cannot be judged."""
+
+    def judge(self, generation: int, idle: object = None) -> HangReport | None:
+        raise ValueError("unexpected")
+
+
+def test_hang_is_ended_and_idle_ranks_are_reported_if_the_evidence_cannot_be_judged() -> None:
+    async def main() -> None:
+        control = PlayedControl(60.0, evidence=BrokenEvidence())
+        control.watch._marks = stopped_steps(60.0)
+        await control.check()
+        assert len(control.applied) == 1 and control.said[0].startswith("no step for 121 s")
+        idle = PlayedControl(None, max_restarts=3, all_idle_s=0.0, evidence=BrokenEvidence())
+        await idle.check()
+        assert idle.said == ["no step, and all 2 ranks have been idle for 0 s"]
 
     asyncio.run(main())

@@ -48,3 +48,8 @@ def test_master_address_is_reachable_by_every_node(line: str, hosts: list[str], 
     env = site.node_env(GenerationLayout(1, tuple(hosts), 2, 4242, 0), 0, {})
     assert env.common["MASTER_ADDR"] == master
     assert env.common["TORCHELASTIC_SIGNALS_TO_HANDLE"] == args.signals_to_handle
+
+
+@pytest.mark.parametrize(("agent", "host"), [("0@gpu-1.x#7", "gpu-1.x"), ("0@a\x1b[2J, b\n#7", "a??2J??b?"), ("", "?")])
+def test_host_in_an_agents_name_is_safe_to_print(agent: str, host: str) -> None:
+    assert host_of(agent) == host

@@ -94,11 +94,11 @@ class NodeAgentServer:
         claimed = read_hello(hello)
         secret = self._secret_of(claimed.node)
         if secret is None:
-            raise BadFrame(f"no proof that it is {claimed.node}")
+            raise BadFrame(f"no proof that the peer is {claimed.node}")
         try:
             return Proved(claimed, handshake.check(hello, secret, *claimed.proven_values()))
         except BadProof as error:
-            raise BadFrame(f"no proof that it is {claimed.node}") from error
+            raise BadFrame(f"no proof that the peer is {claimed.node}") from error
 
     def admit(self, call: Call, hello: NodeHello) -> str:
         why = self._inside.admit(call, hello)

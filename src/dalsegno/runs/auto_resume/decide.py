@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dalsegno.hostlist import expand
 from dalsegno.runs.coordinator.nodes.node_rules import drained_for_repair
 from dalsegno.slurm.facts import JobInfo, JobState, NodeFlag, NodeInfo
 
@@ -120,29 +119,6 @@ def _why(node: NodeInfo, silent: Collection[str]) -> str:
     if node.name in silent or not node.responding:
         return "does not answer"
     return node.state_text if node.flags & _GONE else ""
-
-
-# Notes: in srun, our Slurm plugin writes a line `JOB STEP NODES` for the step that srun starts
-
-
-# Environment variable with the number of the file descriptor for notes. Our Slurm plugin removes the variable, so that
-# tasks do not see it.
-NOTES = "DALSEGNO_RESUME_NOTES"
-
-
-@dataclass(frozen=True)
-class SrunStep:
-    job: int
-    id: int
-    nodes: tuple[str, ...]
-
-
-def read_notes(text: str) -> SrunStep | None:
-    """Return the step in srun's notes; None if there is none, or if it spans several jobs (a heterogeneous job)."""
-    fields = [line.split(" ") for line in text.splitlines()]
-    if len(fields) != 1 or len(fields[0]) != 3 or not all(word.isdigit() for word in fields[0][:2]):
-        return None
-    return SrunStep(int(fields[0][0]), int(fields[0][1]), tuple(expand(fields[0][2])))
 
 
 # The command that restarts a step

@@ -167,10 +167,12 @@ class TaskRun:
         elif state in _NOT_ITS_FAULT and self.site.own_job is None:
             self.folder.exit_code.unlink(missing_ok=True)
             self._request(number + 1, JobRole.NEXT)
-            self._update_status(phase=RunPhase.WAITING, message=f"its job ended: {state.value}; waiting for another")
+            self._update_status(
+                phase=RunPhase.WAITING, message=f"the run's job ended: {state.value}; waiting for another"
+            )
             self._save_state()
         else:
-            self._end(1, f"its job ended: {state.value}")
+            self._end(1, f"the run's job ended: {state.value}")
 
     def _end(self, code: int, why: str, about: RunCause = RunCause.OTHER) -> None:
         if not self._over.is_set():

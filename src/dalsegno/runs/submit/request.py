@@ -81,8 +81,11 @@ def check_size(arguments: Sequence[str]) -> None:
 
 def check_paths(paths: Iterable[str]) -> None:
     for path in paths:
-        if not path.isprintable() or path.startswith("-"):
-            raise UsageError(f"{shown(path)} is not a path that Slurm accepts", hint="use one without line breaks")
+        if not path.isprintable():
+            hint = "use one without line breaks and other control characters"
+            raise UsageError(f"{shown(path)} is not a path that Slurm accepts", hint=hint)
+        if path.startswith("-"):
+            raise UsageError(f"{shown(path)} looks like an option, not a path", hint="write `./` in front of it")
 
 
 def check_counts(counts: Mapping[str, int | None], least: int) -> None:

@@ -5,24 +5,28 @@ from __future__ import annotations
 import logging
 import os
 import re
+import stat
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from dalsegno.printable import one_line
 from dalsegno.runs.agent.worker_processes import GenerationWorkers
-from dalsegno.runs.coordinator.agents.hangs import ALL_IDLE_S, SILENCE_WITHOUT_OUTPUT, HangWatch, Idle
+from dalsegno.runs.coordinator.agents.activity import SILENCE_WITHOUT_OUTPUT, Idle
+from dalsegno.runs.coordinator.agents.hangs import ALL_IDLE_S, HangWatch
 from dalsegno.runs.coordinator.agents.messages import LogPiece
 from dalsegno.runs.coordinator.nodes.node_source import RunControl
-from dalsegno.runs.flight_recorder import BadDump, FlightDump, read_dump
+from dalsegno.runs.flight_recorder import CollectiveCall, FlightDump, read_dump
 from dalsegno.runs.hang import HangReport, RankStack, judge_hang, parse_stacks
 from dalsegno.runs.torchrun.rendezvous import host_of
 from dalsegno.wire.frames import Message
 
 MAX_FILE_BYTES = 256 << 10  # maximum number of bytes that are sent from the end of each file
-MAX_PIECES = 4096  # limit on the files that a coordinator keeps
+MAX_CALLS = 500_000  # limit on the calls that a coordinator keeps, of which each rank gets the same share
 MAX_PATH_CHARS = 4096
 _NAME = re.compile(r"(stacks|flight|folder)/(\d{1,9})/(\d{1,9})")
 log = logging.getLogger("coordinator")
+V = TypeVar("V")
 
 
 def evidence_messages(current: GenerationWorkers) -> Iterator[Message]:
@@ -37,14 +41,25 @@ def evidence_messages(current: GenerationWorkers) -> Iterator[Message]:
 
 
 def _end_of(path: str) -> str:
+    """Return the end of a file, from the beginning of a line; "" if it is no regular file.
+
+    The user's code can create any file in its log folder, and a pipe must not block the agent.
+    """
     try:
-        with open(path, "rb") as file:
-            left_out = max(0, os.fstat(file.fileno()).st_size - MAX_FILE_BYTES)
+        with open(path, "rb", opener=_open_plainly) as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                return ""
+            left_out = max(0, found.st_size - MAX_FILE_BYTES)
             file.seek(left_out)
             text = file.read(MAX_FILE_BYTES).decode(errors="replace")
             return text.partition("\n")[2] if left_out else text
     except OSError:
         return ""
+
+
+def _open_plainly(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 @dataclass(frozen=True)
@@ -56,7 +71,8 @@ class _Place:
 class HangEvidence:
     """The stacks and flight recorder dumps that agents have sent, and the ranks in which a collective timed out."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_calls: int = MAX_CALLS) -> None:
+        self._max_calls = max_calls
         self._stacks: dict[_Place, RankStack] = {}
         self._dumps: dict[_Place, FlightDump] = {}
         self._timed_out: set[_Place] = set()
@@ -76,7 +92,7 @@ class HangEvidence:
         """Record a file of a rank. A malformed one is ignored, because the user's code may have written it."""
         named = _NAME.fullmatch(piece.name)
         place = _Place(int(named[2]), int(named[3])) if named else None
-        if named is None or place not in self._nodes or len(self._stacks) + len(self._dumps) >= MAX_PIECES:
+        if named is None or place not in self._nodes:
             return
         try:
             if named[1] == "folder":
@@ -84,8 +100,9 @@ class HangEvidence:
             elif named[1] == "stacks":
                 self._stacks[place] = parse_stacks(piece.text)
             elif piece.data[:1] == b"{":  # not a pickle
-                self._dumps[place] = read_dump(piece.data, place.rank)
-        except BadDump as error:
+                share = max(1, self._max_calls // len(self._nodes))
+                self._dumps[place] = keep_newest(read_dump(piece.data, place.rank), share)
+        except ValueError as error:  # also for text that cannot be encoded
             log.warning("the flight recorder of rank %d was not understood: %s", place.rank, error)
 
     def judge(self, generation: int, idle: Collection[int] | None = None) -> HangReport | None:
@@ -93,9 +110,12 @@ class HangEvidence:
 
         `idle` contains the ranks that have not returned, if they are all idle.
         """
-        # Copies, because another thread may add late evidence meanwhile
-        dumps, stacks = dict(self._dumps), dict(self._stacks)
-        places = {place.rank: node for place, node in self._nodes.items()}
+        # Copies, because another thread may add late evidence, or start the next generation, meanwhile
+        nodes, timed_out = _of(generation, dict(self._nodes)), set(self._timed_out)
+        dumps, stacks = _of(generation, dict(self._dumps)), _of(generation, dict(self._stacks))
+        places = {place.rank: node for place, node in nodes.items()}
+        if not places:
+            return None
         returned = [] if idle is None else [rank for rank in places if rank not in idle]
         return judge_hang(
             generation,
@@ -103,7 +123,7 @@ class HangEvidence:
             {place.rank: stack for place, stack in stacks.items() if place.rank not in returned},
             places,
             returned=returned,
-            timed_out=[place.rank for place in self._timed_out],
+            timed_out=[place.rank for place in timed_out if place.generation == generation],
         )
 
     def describe(self, what: str, report: HangReport | None) -> str:
@@ -112,6 +132,19 @@ class HangEvidence:
         ranks = [*(report.ranks if report else ()), *sorted(known)]
         files = next((known[rank] for rank in ranks if rank in known), "")
         return "; ".join(filter(None, [what, report.describe() if report else "", f"see {files}" if files else ""]))
+
+
+def _of(generation: int, table: Mapping[_Place, V]) -> dict[_Place, V]:
+    return {place: value for place, value in table.items() if place.generation == generation}
+
+
+def keep_newest(dump: FlightDump, most: int) -> FlightDump:
+    """Return the dump with about `most` calls: the newest of each group."""
+    groups: dict[str, list[CollectiveCall]] = {}
+    for call in dump.calls:
+        groups.setdefault(call.group, []).append(call)
+    each = max(1, most // max(1, len(groups)))
+    return replace(dump, calls=tuple(call for calls in groups.values() for call in calls[-each:]))
 
 
 class TorchrunHangWatch(HangWatch):
@@ -144,8 +177,8 @@ class TorchrunHangWatch(HangWatch):
     def reason_to_end(self, what: str) -> str:
         return what
 
-    def diagnose(self, generation: int) -> HangReport | None:
-        return self._evidence.judge(generation)
+    def diagnose(self, generation: int, idle: Collection[int] | None) -> HangReport | None:
+        return self._evidence.judge(generation, idle)
 
     def tell(self, text: str) -> None:
         self._talk(text)
@@ -154,6 +187,6 @@ class TorchrunHangWatch(HangWatch):
         if what or report is not None:
             self._talk(self._evidence.describe(what, report))
 
-    def report_idle(self, idle: Idle) -> None:
-        report = self._evidence.judge(idle.generation, [int(rank) for rank in idle.ranks])
+    async def report_idle(self, idle: Idle) -> None:
+        report = await self.find_cause(idle.generation, [int(rank) for rank in idle.ranks])
         self._talk(self._evidence.describe(idle.what(SILENCE_WITHOUT_OUTPUT), report))

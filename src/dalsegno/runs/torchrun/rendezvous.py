@@ -23,6 +23,7 @@ from dalsegno.wire.handshake import BadProof
 LOOPBACK = "127.0.0.1"
 C10D_PORT = 29_400
 _ENDPOINT = re.compile(r"(?P<host>\[[0-9a-fA-F:.]+\]|[^\s:\[\]]+)?(?::(?P<port>\d+))?", re.ASCII)
+_NOT_IN_HOSTS = re.compile(r"[^\w.:-]", re.ASCII)
 _TRUE, _FALSE = ("1", "true", "t", "yes", "y"), ("0", "false", "f", "no", "n")
 
 
@@ -283,4 +284,5 @@ def agent_name(args: TorchrunArgs, environ: Mapping[str, str], host: str, pid: i
 
 
 def host_of(agent: str) -> str:
-    return agent.partition("@")[2].rpartition("#")[0] or agent
+    """Return the host in an agent's name, for the user. Agents choose their names, so unusual characters become `?`."""
+    return _NOT_IN_HOSTS.sub("?", agent.partition("@")[2].rpartition("#")[0] or agent)[:255] or "?"

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from dalsegno.errors import TargetError, UsageError
 from dalsegno.programs import launcher, own_argv
+from dalsegno.runs.auto_resume.srun_step import NOTES
 from dalsegno.runs.coordinator.agents.liveness import NODE_TIMEOUT
 from dalsegno.system.children import Process
 from dalsegno.system.files import read_text
@@ -146,8 +147,6 @@ def own_command() -> str:
 def resume_command() -> str:
     """Return a script that replaces srun for `--auto-resume=1`. If the user cannot execute this Python, the script runs
     the real srun."""
-    from dalsegno.runs.auto_resume.decide import NOTES  # this import takes 0.03 s, and only `up` needs it
-
     words = list(launcher())
     return (
         f'#!/bin/sh\n[ -x {join(words[:1])} ] && exec {join([*words, "step-again"])} "$@"\n'

@@ -1,4 +1,4 @@
-"""Judge from CPU time, I/O and GPU use whether the ranks of a generation are at work. Pure.
+"""Judge from CPU time, I/O and GPU use whether the ranks of a generation are at work, and describe idle ones. Pure.
 
 A rank is at work if, since it was last seen at work,
 
@@ -15,7 +15,7 @@ do.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from dalsegno.runs.coordinator.agents.messages import WorkerActivity
 
@@ -95,6 +95,37 @@ class AskTurns:
         self._since = now if count == len(agents) else self._since + count * each_s
         first, self._next = self._next, (self._next + count) % len(agents)
         return [agents[(first + index) % len(agents)] for index in range(count)]
+
+
+# Reports
+
+
+SILENCE, SILENCE_WITHOUT_OUTPUT = "no step and no output", "no step"  # the missing signs of progress, in reports
+
+
+@dataclass(frozen=True)
+class Idle:
+    """The state in which all ranks that have not returned are idle."""
+
+    generation: int
+    returned: int
+    ranks: Mapping[str, str]  # rank that has not returned -> its node
+    idle_s: int
+    stacks: str  # the file with the stacks of the first of these ranks
+
+    def sentence(self) -> str:
+        return f"{self.what()}; see {self.stacks}"
+
+    def what(self, silence: str = SILENCE) -> str:
+        """Return the sentence without the file. `silence` says which signs of progress are missing."""
+        if not self.returned:
+            ranks = f"all {len(self.ranks)} ranks have" if len(self.ranks) > 1 else "its rank has"
+            return f"{silence}, and {ranks} been idle for {self.idle_s} s"
+        names = ", ".join(f"{rank} on {node}" for rank, node in list(self.ranks.items())[:4])
+        more = f" and {len(self.ranks) - 4} more" if len(self.ranks) > 4 else ""
+        has, ranks = ("has", "rank") if len(self.ranks) == 1 else ("have", "ranks")
+        returned = f"{self.returned} rank{'s' if self.returned > 1 else ''} {'have' if self.returned > 1 else 'has'}"
+        return f"{returned} returned, but {ranks} {names}{more} {has} not, and {has} done nothing for {self.idle_s} s"
 
 
 def describe_work(busy: int, idle: Mapping[int, str]) -> str:

@@ -12,13 +12,20 @@ import dataclasses
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
 from enum import Enum
 from statistics import median
 
 from dalsegno.runs import journal
-from dalsegno.runs.coordinator.agents.activity import Activity, AskTurns, ask_interval_s, describe_work
+from dalsegno.runs.coordinator.agents.activity import (
+    SILENCE,
+    SILENCE_WITHOUT_OUTPUT,
+    Activity,
+    AskTurns,
+    Idle,
+    ask_interval_s,
+    describe_work,
+)
 from dalsegno.runs.coordinator.agents.messages import WorkerActivity
 from dalsegno.runs.coordinator.generations.events import Event, Hung, WorkerEnded
 from dalsegno.runs.coordinator.generations.generations import GenerationPhase, Run
@@ -33,7 +40,6 @@ ENOUGH_STEPS = 5  # steps needed for a useful median, because the first steps co
 KEPT = 100  # number of step durations from which the median is computed
 IDLE_S = 30.0  # ranks that stay idle for this long after others have returned are reported
 ALL_IDLE_S = 600.0  # time after which a run whose ranks are all idle is reported
-SILENCE, SILENCE_WITHOUT_OUTPUT = "no step and no output", "no step"  # the missing signs of progress, in reports
 log = logging.getLogger("coordinator")
 
 
@@ -117,31 +123,6 @@ def judge_progress(
 
 
 STACKS_S = 10.0  # timeout for a node to capture the stacks of its workers, which takes at most 7 s
-
-
-@dataclass(frozen=True)
-class Idle:
-    """The state in which all ranks that have not returned are idle."""
-
-    generation: int
-    returned: int
-    ranks: Mapping[str, str]  # rank that has not returned -> its node
-    idle_s: int
-    stacks: str  # the file with the stacks of the first of these ranks
-
-    def sentence(self) -> str:
-        return f"{self.what()}; see {self.stacks}"
-
-    def what(self, silence: str = SILENCE) -> str:
-        """Return the sentence without the file. `silence` says which signs of progress are missing."""
-        if not self.returned:
-            ranks = f"all {len(self.ranks)} ranks have" if len(self.ranks) > 1 else "its rank has"
-            return f"{silence}, and {ranks} been idle for {self.idle_s} s"
-        names = ", ".join(f"{rank} on {node}" for rank, node in list(self.ranks.items())[:4])
-        more = f" and {len(self.ranks) - 4} more" if len(self.ranks) > 4 else ""
-        has, ranks = ("has", "rank") if len(self.ranks) == 1 else ("have", "ranks")
-        returned = f"{self.returned} rank{'s' if self.returned > 1 else ''} {'have' if self.returned > 1 else 'has'}"
-        return f"{returned} returned, but {ranks} {names}{more} {has} not, and {has} done nothing for {self.idle_s} s"
 
 
 class HangWatch:
@@ -305,7 +286,7 @@ class HangWatch:
         await self._capture_stacks(run.generation)
         where = {str(rank): self.name_of(run.group.agent_of(rank)) for rank in left}
         stacks = str(self._control.folder.stacks(run.generation, left[0]))
-        self.report_idle(Idle(run.generation, len(run.done), where, round(idle_s), stacks))
+        await self.report_idle(Idle(run.generation, len(run.done), where, round(idle_s), stacks))
         if run.generation == self._control.run.generation:
             self._idle_at = time.monotonic()
 
@@ -327,8 +308,18 @@ class HangWatch:
         await self._explain(generation, f"{what}; the workers continue")
 
     async def _explain(self, generation: int, what: str = "") -> None:
-        report = await asyncio.get_running_loop().run_in_executor(None, self.diagnose, generation)
-        self.report_hang(what, report)
+        self.report_hang(what, await self.find_cause(generation))
+
+    async def find_cause(self, generation: int, idle: Collection[int] | None = None) -> HangReport | None:
+        """Return why a generation hangs; None if there is no evidence. The event loop is not blocked meanwhile.
+
+        `idle` contains the ranks that have not returned, if they are all idle.
+        """
+        try:
+            return await asyncio.get_running_loop().run_in_executor(None, self.diagnose, generation, idle)
+        except Exception as error:  # a hang must be ended even if its cause cannot be found
+            log.warning("could not find the cause of the hang: %s: %s", type(error).__name__, error)
+            return None
 
     def defer(self, event: Event) -> bool:
         """Defer the end of a worker after a collective has timed out in a rank; return whether the event was deferred.
@@ -384,14 +375,10 @@ class HangWatch:
         """Return why a generation is ended, for the user. `what` says how the hang was detected."""
         return f"{what}; stacks of the ranks: {self._control.folder.all_stacks}"
 
-    def diagnose(self, generation: int) -> HangReport | None:
-        """Return why a generation hangs; None if there is no evidence."""
+    def diagnose(self, generation: int, idle: Collection[int] | None) -> HangReport | None:
+        """Find the cause, as `find_cause`. Called in another thread."""
         folder = self._control.folder
-        try:
-            return read_hang(folder, generation, list(journal.read(folder.journal)))
-        except Exception as error:  # a hang must be ended even if its cause cannot be found
-            log.warning("could not find the cause of the hang: %s: %s", type(error).__name__, error)
-            return None
+        return read_hang(folder, generation, list(journal.read(folder.journal)))
 
     def tell(self, text: str) -> None:
         """Show a line to the user."""
@@ -403,6 +390,6 @@ class HangWatch:
             self._control.note(report.describe())
             self._control.journal(RunEvent.HUNG, text=report.describe(), **facts_to_json(report))
 
-    def report_idle(self, idle: Idle) -> None:
+    async def report_idle(self, idle: Idle) -> None:
         self._control.note(idle.sentence())
         self._control.journal(RunEvent.IDLE, text=idle.sentence(), **dataclasses.asdict(idle))
