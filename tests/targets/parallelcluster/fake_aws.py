@@ -250,7 +250,11 @@ class FakeAccount:
     # EC2, quotas, S3
 
     def do_describe_capacity_reservations(self, CapacityReservationIds: list[str]) -> Mapping[str, Any]:
-        return {"CapacityReservations": self.reservations}
+        there = {each["CapacityReservationId"]: each for each in self.reservations}
+        if not there.keys() >= set(CapacityReservationIds):
+            code = "InvalidCapacityReservationId.NotFound"
+            raise explain(CloudRefusal.NOT_THERE, "describe-capacity-reservations", code=code)
+        return {"CapacityReservations": [there[id] for id in CapacityReservationIds]}
 
     def do_describe_placement_groups(self, GroupNames: list[str]) -> Mapping[str, Any]:
         if GroupNames[0] not in self.groups:

@@ -296,6 +296,19 @@ def test_reservation_in_another_zone_is_refused(stage: Stage):
         stage.up(text)
 
 
+def test_only_reservations_that_do_not_exist_are_reported_as_missing(stage: Stage):
+    stage.account.reservations = [{**RESERVED, "AvailabilityZone": "us-east-1a"}]
+    queues = "queues: {more: {capacity_reservation: cr-00000000000000000}}"
+    text = MINIMAL.replace("us-east-1}", f"us-east-1, capacity_reservation: cr-0123456789abcdef0, {queues}}}")
+    text = text.replace("p5.48xlarge}]", "p5.48xlarge}, {name: more, nodes: 1, instance: p5.48xlarge}]")
+    checks = stage.target().plan(cluster_of(text)).checks
+    found = {check.what: check.fault for check in checks if check.what.startswith("capacity reservation")}
+    assert found == {
+        "capacity reservation cr-0123456789abcdef0": "",
+        "capacity reservation cr-00000000000000000": "it does not exist in this account",
+    }
+
+
 # Versions and other clusters
 def test_version_is_pinned(stage: Stage):
     stage.up()

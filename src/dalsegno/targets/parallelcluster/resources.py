@@ -227,17 +227,20 @@ class AwsResources:
 
     # Reservations, subnets, quotas
     def reservations(self, own: PclusterSettings) -> dict[str, CapacityReservation]:
-        """Return the capacity reservations that the queues name, by id; none if one of them does not exist."""
+        """Return the capacity reservations that the queues name and that exist, by id.
+
+        There is one request for each, because EC2 refuses a request in which one reservation does not exist.
+        """
         wanted = sorted({queue.capacity_reservation for queue in own.queues if queue.capacity_reservation})
-        if not wanted:
-            return {}
-        try:
-            answer = self.api.call("ec2", "describe_capacity_reservations", CapacityReservationIds=wanted)
-        except CloudError as error:
-            if error.refusal is not CloudRefusal.NOT_THERE:
-                raise
-            return {}
-        found = [parse_reservation(each) for each in answer.get("CapacityReservations", ())]
+        found: list[CapacityReservation] = []
+        for id in wanted:
+            try:
+                answer = self.api.call("ec2", "describe_capacity_reservations", CapacityReservationIds=[id])
+            except CloudError as error:
+                if error.refusal is not CloudRefusal.NOT_THERE:
+                    raise
+                continue
+            found += [parse_reservation(each) for each in answer.get("CapacityReservations", ())]
         return {each.id: each for each in found}
 
     def zones(self, subnets: Iterable[str]) -> dict[str, str]:
