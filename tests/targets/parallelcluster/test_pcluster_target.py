@@ -97,6 +97,8 @@ def test_change_that_would_end_jobs_waits_until_the_operator_has_stopped_the_nod
     clusters = dict(stage.clusters)
     clusters["demo"]["fleet"] = "STOPPED"
     (stage.root / "fake" / "clusters.json").write_text(json.dumps(clusters))
+    command = "pcluster update-compute-fleet --cluster-name demo --region us-east-1 --status START_REQUESTED"
+    assert stage.target().status().problems == (f"its compute nodes are stopped: `{command}` starts them",)
     stage.up(changed)
     assert stage.config()["Scheduling"]["SlurmSettings"]["ScaledownIdletime"] == 5
     assert stage.clusters["demo"]["fleet"] == "RUNNING"

@@ -23,16 +23,18 @@ def read_status(
     machines: Sequence[PclusterInstance],
     slurm: SlurmClient | None,
     silence: str = "",
+    start: str = "",
 ) -> ClusterStatus:
     """Return the status, even if the cluster is broken. If `slurm` is None, the states of nodes are unknown.
 
-    `silence` says why ParallelCluster did not answer. The status then comes from the state folder alone.
+    `silence` says why ParallelCluster did not answer. The status then comes from the state folder alone. `start` is the
+    command that starts the compute nodes.
     """
     if state is None:
         gone = "its folder holds no state: `dalsegno down` removes the rest"
         return ClusterStatus(name, KIND, ClusterPhase.GONE, problems=(gone,))
     seen = ask_slurm(slurm)
-    problems = [silence] if silence else [*_problems(state, there, applied), *seen.problems]
+    problems = [silence] if silence else [*_problems(state, there, applied, start), *seen.problems]
     facts = {"region": state.region, "ParallelCluster": state.version, "connection": "ssh" if state.key else "SSM"}
     if there is not None:
         running = sum(each.running for each in machines if each.queue)
@@ -55,7 +57,7 @@ def read_status(
     )
 
 
-def _problems(state: PclusterState, there: PclusterView | None, applied: Cluster | None) -> list[str]:
+def _problems(state: PclusterState, there: PclusterView | None, applied: Cluster | None, start: str) -> list[str]:
     if state.phase is PclusterStage.REMOVING:
         return ["its removal was interrupted: `dalsegno down` finishes it"]
     found = []
@@ -71,7 +73,7 @@ def _problems(state: PclusterState, there: PclusterView | None, applied: Cluster
         if there.fleet is FleetStatus.PROTECTED:
             found.append("its compute nodes failed to boot ten times in a row (protected mode)")
         if there.fleet is FleetStatus.STOPPED:
-            found.append("its compute nodes are stopped: `pcluster update-compute-fleet --status START_REQUESTED`")
+            found.append(f"its compute nodes are stopped: `{start}` starts them")
     return found
 
 

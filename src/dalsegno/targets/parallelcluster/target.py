@@ -342,7 +342,8 @@ class PclusterTarget(OperatorSide):
             silence = f"the state on AWS is unknown: {error.what}; {error.hint}"
             return read_status(self.folder.name, state, applied, None, (), None, silence)
         slurm = self._slurm(state, there) if there and there.head_address and state.key else None
-        return read_status(self.folder.name, state, applied, there, machines, slurm)
+        start = shlex.join(pcluster.command("update-compute-fleet", "--status", "START_REQUESTED"))
+        return read_status(self.folder.name, state, applied, there, machines, slurm, start=start)
 
     def recorded_phase(self, applied: Cluster | None) -> ClusterPhase:
         return phase_of(read_state(self.folder), applied)
