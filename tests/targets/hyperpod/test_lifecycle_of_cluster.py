@@ -38,6 +38,13 @@ def test_plan_of_a_new_cluster_names_resources_price_time_and_quotas(aws, tmp_pa
     assert aws.sent("CreateCluster") == [], "a plan changes nothing"
 
 
+@pytest.mark.parametrize(("settings", "is_on"), [("", True), ("  node_recovery: None\n", False)])
+def test_plan_says_whether_hyperpods_own_recovery_is_on(aws, tmp_path, settings, is_on):
+    said = open_hyperpod(tmp_path).plan(cluster_of(CPU, settings)).sentences()
+    (line,) = [each for each in said if "own recovery" in each]
+    assert line.startswith(f"HyperPod's own recovery {'stays on' if is_on else 'is off'}: ")
+
+
 def test_up_creates_bucket_scripts_and_cluster(aws, tmp_path):
     target, cluster = open_hyperpod(tmp_path), cluster_of()
     up(target, cluster)

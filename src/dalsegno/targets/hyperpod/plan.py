@@ -131,7 +131,8 @@ def _resources(cluster: Cluster, storage: Sequence[Storage], bucket: bool, *, fr
 
 def _notes(cluster: Cluster, state: HyperPodState | None, *, fresh: bool) -> Iterator[str]:
     if fresh:
-        yield "its own recovery stays on: our runs restart by themselves, without `--auto-resume`"
+        recovery = "is off" if settings_of(cluster).node_recovery == "None" else "stays on"
+        yield f"HyperPod's own recovery {recovery}: our runs restart by themselves, without `--auto-resume`"
     kept = [name for name in (state.created_storage if state else {}) if name not in _names(cluster)]
     if kept:
         yield f"keeps and pays {named('file system', kept)}, which left the file, until `dalsegno down` deletes it"
