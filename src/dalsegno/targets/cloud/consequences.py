@@ -47,11 +47,10 @@ class SettingChange:
 
 @dataclass(frozen=True)
 class CloudResource:
-    """The resources of one kind that a plan creates. `data` says whether they hold files of users."""
+    """The resources of one kind that a plan creates."""
 
     noun: str  # the provider's name for this kind, such as "FSx for Lustre" or "VPC"
     names: tuple[str, ...]
-    data: bool = False
 
 
 @dataclass(frozen=True)

@@ -124,7 +124,7 @@ def _resources(cluster: Cluster, storage: Sequence[Storage], bucket: bool, *, fr
         groups = [f"{group.name}: {group.count} x {group.instance_type}" for group in planned_groups(cluster)]
         yield CloudResource("instance group", tuple(groups))
     for each in storage:
-        yield CloudResource("FSx for Lustre file system", (each.name,), data=True)
+        yield CloudResource("FSx for Lustre file system", (each.name,))
     if bucket:
         yield CloudResource("S3 bucket", (settings_of(cluster).bucket,))
 

@@ -203,7 +203,7 @@ def new_resources(
     known = {} if fresh else created_stores(before, own.stack_version)
     for store, mount in created_stores(wanted, own.stack_version).items():
         if store not in known:
-            yield CloudResource("file system", (f"{store} at {mount}",), data=True)
+            yield CloudResource("file system", (f"{store} at {mount}",))
 
 
 def duration(cluster: Cluster, *, fresh: bool, changes_stack: bool) -> Minutes:

@@ -146,10 +146,10 @@ def new_resources(
     for each in cluster.storage:
         if each.type in _MAKES and each.name not in known.storage:
             noun = "FSx for Lustre file system" if each.type == "lustre" else "FSx for OpenZFS volume"
-            found.append(CloudResource(noun, (each.name,), data=True))
+            found.append(CloudResource(noun, (each.name,)))
     if not known.bucket:
-        found.append(CloudResource("S3 bucket", (f"dalsegno-{cluster.name}-…",), data=True))
-    found += [CloudResource("S3 bucket", (name,), data=True) for name in buckets]
+        found.append(CloudResource("S3 bucket", (f"dalsegno-{cluster.name}-…",)))
+    found += [CloudResource("S3 bucket", (name,)) for name in buckets]
     found += [CloudResource("data repository association", (s3,)) for s3 in repositories]
     return tuple(found)
 
