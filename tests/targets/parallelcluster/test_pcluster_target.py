@@ -159,7 +159,7 @@ def test_failed_creation_names_the_resource_keeps_the_logs_and_is_cleaned_up_by_
     assert "ParallelCluster reports HeadNodeBootstrapFailure: Failed to run a script" in status.problems
     stage.scenario()
     plan = stage.target().plan(cluster_of(MINIMAL))
-    assert "deletes what the failed creation left, after its logs are saved" in plan.sentences()
+    assert "deletes what a failed creation or deletion left, after its logs are saved" in plan.sentences()
 
 
 def test_failed_stack_names_its_resource_and_is_made_again(stage: Stage):

@@ -186,7 +186,7 @@ class ApplyOnAws:
     def _remove_failed(self, state: PclusterState) -> None:
         if state.bucket:
             self.pcluster.export_logs(state.bucket, self.folder.logs / "cluster-logs.tar.gz")
-        self.say("deleting what the failed creation left")
+        self.say("deleting what a failed creation or deletion left")
         if self.pcluster.delete():
             self._follow(f"deletion of {self.pcluster.name}")
         self.folder.config.unlink(missing_ok=True)

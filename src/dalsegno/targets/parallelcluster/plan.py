@@ -44,7 +44,7 @@ class PclusterPlan(CloudPlan):
     changed_stack: bool = False
     leaving: Mapping[str, str] = field(default_factory=dict)  # file systems that leave the stack: id -> id to mount
     new_key: bool = False
-    removes_failed: bool = False  # whether the remains of a failed creation are deleted first
+    removes_failed: bool = False  # whether the remains of a failed creation or deletion are deleted first
     new_scripts: bool = False
     fleet_stopped: bool = False
     missing_repositories: tuple[str, ...] = ()  # S3 addresses whose FSx association must be created or repaired

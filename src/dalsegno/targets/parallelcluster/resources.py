@@ -96,7 +96,7 @@ class AwsResources:
             self._follow(stack, say)  # the operation of an interrupted `up`, perhaps with another template
             found = self.read_stack(stack)
         if found.state is OperationState.FAILED and not found.complete:
-            say(f"removing what a failed creation of stack {stack} left")
+            say(f"removing what a failed creation or deletion of stack {stack} left")
             if found.unused:
                 self.delete_file_systems(found.file_systems.values(), say)
             self.delete_stack(stack, say)

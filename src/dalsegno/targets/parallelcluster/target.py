@@ -242,7 +242,7 @@ class PclusterTarget(OperatorSide):
     def _notes(cluster: Cluster, there: PclusterView | None, found: Sequence[str]) -> list[str]:
         lines = list(found)
         if there and there.status in _REMAINS:
-            lines.append("deletes what the failed creation left, after its logs are saved")
+            lines.append("deletes what a failed creation or deletion left, after its logs are saved")
         if there and there.fleet is FleetStatus.PROTECTED:
             lines.append("ParallelCluster protects itself: nodes failed to boot ten times; see the logs of a node")
         own = settings_of(cluster)
