@@ -1,6 +1,7 @@
 """The evidence that a dead worker leaves."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -79,6 +80,13 @@ def test_only_the_end_of_a_huge_log_is_read(tmp_path: Path):
         file.seek(0, 2)
         file.write(b"\n" + SIMPLE.encode())
     assert gather(str(log), str(tmp_path / "none")) == {"traceback": SIMPLE}
+
+
+def test_pipes_of_the_script_do_not_block_the_agent(tmp_path: Path):
+    log, error_file = tmp_path / "rank0.log", tmp_path / "rank0.error.json"
+    os.mkfifo(log)
+    os.mkfifo(error_file)
+    assert gather(str(log), str(error_file)) == {}
 
 
 def test_invalid_utf8_does_not_hide_a_traceback(tmp_path: Path):

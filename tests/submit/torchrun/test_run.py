@@ -350,6 +350,13 @@ def test_error_file_of_the_launcher_gets_that_of_the_worker(torchrun: Launcher) 
     assert os.environ.get("TORCHELASTIC_ERROR_FILE") != str(target)
 
 
+def test_pipe_in_place_of_the_error_file_does_not_block_the_launcher(torchrun: Launcher) -> None:
+    torchrun.script("import os, sys; os.mkfifo(os.environ['TORCHELASTIC_ERROR_FILE']); sys.exit(1)")
+    target = torchrun.folder / "passed-on.json"
+    done = torchrun.run("--log-dir", "logs", "train.py", TORCHELASTIC_ERROR_FILE=str(target))
+    assert done.returncode == 1 and not target.exists()
+
+
 def test_folder_with_a_main_runs_as_in_python(torchrun: Launcher) -> None:
     (torchrun.folder / "bundle").mkdir()
     torchrun.script("import beside; print(beside.word)", "bundle/__main__.py")

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
 import shutil
 import socket
+import stat
 import subprocess
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, BinaryIO
 
 from dalsegno.runs.agent.script import STACKS_SIGNAL
 
@@ -94,9 +96,21 @@ def _end(lines: list[str], start: int) -> int:
     return len(lines)
 
 
+def open_regular(path: str) -> BinaryIO:
+    """Open a regular file for reading; raise OSError for anything else.
+
+    The user's code can create any file in its log folder, and a pipe must not block the agent.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "not a regular file", path)
+    return open(handle, "rb")
+
+
 def _tail(path: str, since: int) -> str:
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             file.seek(0, os.SEEK_END)
             file.seek(max(since, file.tell() - _TAIL_BYTES))
             return file.read().decode(errors="replace")
@@ -109,7 +123,7 @@ def _read_error_file(path: str) -> dict[str, Any]:
 
     torch's `record` (elastic.multiprocessing.errors) writes the file.
     """
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError), open(path) as file:
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError), open_regular(path) as file:
         message = json.load(file)["message"]
         if isinstance(message, str):
             return {"traceback": message}

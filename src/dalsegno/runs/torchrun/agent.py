@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from dalsegno.runs.agent.agent import RunAgent
+from dalsegno.runs.agent.evidence import open_regular
 from dalsegno.runs.agent.orders import read_setup
 from dalsegno.runs.coordinator.generations.causes import signal_name
 from dalsegno.runs.torchrun.args import TorchrunArgs
@@ -254,5 +255,5 @@ def _pass_on(error_file: str) -> None:
     """Copy a worker's error file to $TORCHELASTIC_ERROR_FILE, as torchrun does for its own parent process."""
     target = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if target and error_file:
-        with contextlib.suppress(OSError), open(error_file, "rb") as source, open(target, "wb") as file:
+        with contextlib.suppress(OSError), open_regular(error_file) as source, open(target, "wb") as file:
             file.write(source.read())

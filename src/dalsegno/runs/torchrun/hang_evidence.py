@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import re
-import stat
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from dalsegno.printable import one_line
+from dalsegno.runs.agent.evidence import open_regular
 from dalsegno.runs.agent.worker_processes import GenerationWorkers
 from dalsegno.runs.coordinator.agents.activity import SILENCE_WITHOUT_OUTPUT, Idle
 from dalsegno.runs.coordinator.agents.hangs import ALL_IDLE_S, HangWatch
@@ -41,25 +41,15 @@ def evidence_messages(current: GenerationWorkers) -> Iterator[Message]:
 
 
 def _end_of(path: str) -> str:
-    """Return the end of a file, from the beginning of a line; "" if it is no regular file.
-
-    The user's code can create any file in its log folder, and a pipe must not block the agent.
-    """
+    """Return the end of a file, from the beginning of a line; "" if it is no regular file."""
     try:
-        with open(path, "rb", opener=_open_plainly) as file:
-            found = os.fstat(file.fileno())
-            if not stat.S_ISREG(found.st_mode):
-                return ""
-            left_out = max(0, found.st_size - MAX_FILE_BYTES)
+        with open_regular(path) as file:
+            left_out = max(0, os.fstat(file.fileno()).st_size - MAX_FILE_BYTES)
             file.seek(left_out)
             text = file.read(MAX_FILE_BYTES).decode(errors="replace")
             return text.partition("\n")[2] if left_out else text
     except OSError:
         return ""
-
-
-def _open_plainly(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 @dataclass(frozen=True)
