@@ -32,7 +32,7 @@ local: {hosts: loopback}
 SPEC = """
 name: demo
 target: oci
-oci: {region: eu-frankfurt-1, compartment: ocid1.compartment.oc1..aaaa}
+oci: {region: eu-frankfurt-1, ad: "Uocm:EU-FRANKFURT-1-AD-1", compartment: ocid1.compartment.oc1..aaaa}
 head: {instance: VM.Standard.E4.Flex, cpus: 16, memory: 128G}
 partitions:
   - {name: train, nodes: 2, instance: BM.GPU.H100.8, time_limit: 2h, priority_tier: 5, allow_accounts: ml,
