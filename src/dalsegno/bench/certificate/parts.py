@@ -155,8 +155,8 @@ def certify_pairs(report: Mapping[str, Any], commands: Sequence[str], compare_hi
         findings.append(f"slow only in some measurements: {', '.join(map(str, report['unsure']))}")
     history = report.get("history", {})
     if compare_history and history.get("slower"):
-        findings.append(f"all pairs are slow: {history['results']} earlier results were at least "
-                        f"{history['threshold']:.3g} GB/s")  # fmt: skip
+        findings.append(f"all pairs are slow: at least {history['threshold']:.3g} GB/s is expected from "
+                        f"{history['results']} earlier results")  # fmt: skip
     if findings and level is BenchLevel.PASS:
         level = BenchLevel.DEGRADED
     compared = is_compared(report if compare_history else {**report, "history": {}})
