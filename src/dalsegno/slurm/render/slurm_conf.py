@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dalsegno.hostlist import compress
 from dalsegno.slurm import versions
 from dalsegno.slurm.layout import Layout
+from dalsegno.slurm.render.commands import limited_devices
 from dalsegno.slurm.render.lines import Settings, header, line, lines, merged, number, setting, tres, without, yes
 from dalsegno.slurm.versions import Version
 from dalsegno.spec.facts import Cluster, Node, Partition, Slurm
@@ -266,10 +267,9 @@ def _accounting(cluster: Cluster, layout: Layout, slurm: Version) -> Settings:
 
 
 def _tracked(cluster: Cluster) -> str:
-    """Return the devices that accounting counts. GPUs are among them also if there are none, for limits of users."""
-    names = {"gpu", *(node.gres for node in cluster.nodes if node.gpus)}
+    """Return the devices that accounting counts, with and without their types."""
     types = {f"{node.gres}:{node.gpu_type}" for node in cluster.nodes if node.gpus and node.gpu_type}
-    return ",".join(f"gres/{each}" for each in (*sorted(names), *sorted(types)))
+    return ",".join(f"gres/{each}" for each in (*limited_devices(cluster), *sorted(types)))
 
 
 def _store_comments(slurm: Version) -> Settings:
