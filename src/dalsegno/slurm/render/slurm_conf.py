@@ -136,11 +136,12 @@ def partition_policy(partition: Partition) -> Settings:
 def _shares(members: list[Node], cluster: Cluster) -> Settings:
     """Return the defaults for jobs: memory in proportion to CPUs, and CPUs in proportion to GPUs.
 
-    Slurm's own default is all memory of the node, so that even the smallest job would fill the node.
+    Slurm has no default of CPUs for Trainium devices. Its own default of memory is all memory of the node, so that even
+    the smallest job would fill the node.
     """
     if not members:
         return {}
-    per_gpu = min((node.cpus // node.gpus for node in members if node.gpus), default=0)
+    per_gpu = min((node.cpus // node.gpus for node in members if node.gpus and node.gres == "gpu"), default=0)
     shares = {"DefCpuPerGPU": str(per_gpu) if per_gpu else ""}
     if not _sets_memory(cluster.slurm.extra):
         shares["DefMemPerCPU"] = str(max(1, min(node.memory_mib // max(1, node.cpus) for node in members)))
