@@ -208,8 +208,11 @@ def _busbw(row: Mapping[str, Any]) -> float:
 def certify_devices(
     report: Sequence[Mapping[str, Any]], commands: Sequence[str], low: float = devices.LOW
 ) -> CertifiedPart:
-    """Judge all devices. A device that is slower than the others means DEGRADED. With too few devices of a product,
-    there is no verdict."""
+    """Judge all devices.
+
+    The result is DEGRADED if a device is slower than the others of its product. Otherwise, it is UNKNOWN if there are
+    too few devices of a product to compare.
+    """
     results = [
         DeviceResult(**{**each["result"], "test": DeviceTest(each["result"]["test"])}) for each in report
     ]  # fmt: skip
