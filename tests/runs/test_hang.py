@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
+
 from dalsegno.runs.flight_recorder import CollectiveCall, FlightDump, ProcessState
 from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.hang import HangSuspect, RankStack, judge_hang, parse_stacks, read_hang
@@ -48,6 +50,24 @@ def test_own_dump_of_torch_is_preferred_because_it_has_stacks(tmp_path: Path):
 def test_stopped_process_makes_its_node_suspect():
     found = judge_hang(1, [waiting(0), elsewhere(1, ProcessState.STOPPED), waiting(2)], {}, PLACES)
     assert found is not None and (found.suspect, found.nodes) == (HangSuspect.NODE, ("gpu-2",))
+
+
+@pytest.mark.parametrize(
+    ("states", "sentence"),
+    [
+        ([ProcessState.ANSWERED, ProcessState.STOPPED], "rank 1 on gpu-2 does nothing"),
+        ([ProcessState.BLOCKED, ProcessState.STOPPED], "ranks 0 on gpu-1, 1 on gpu-2 do nothing"),
+    ],
+)
+def test_stopped_ranks_outside_of_collectives_are_named(states: list[ProcessState], sentence: str):
+    found = judge_hang(1, [elsewhere(rank, state) for rank, state in enumerate(states)], {}, PLACES)
+    assert found is not None and found.sentence == f"{sentence}, and no rank waits in a collective"
+
+
+def test_line_of_one_of_several_missing_ranks_is_said_to_be_its_own():
+    found = judge_hang(1, [waiting(0), elsewhere(1), elsewhere(2)], {1: RankStack("train.py:9")}, PLACES)
+    assert found is not None
+    assert found.sentence.startswith("ranks 1 on gpu-2, 2 on gpu-3 did not arrive: rank 1 is at train.py:9; 1 rank")
 
 
 def test_failed_check_makes_the_node_suspect_whatever_the_script_does():

@@ -44,6 +44,12 @@ def test_ten_times_the_median_step_is_a_hang():
     assert marks.overdue_s(880.0) is None and marks.overdue_s(881.0) == 201.0
 
 
+def test_limit_is_derived_from_the_last_hundred_steps():
+    slow, fast = [20.0 * number for number in range(52)], [1020.0 + 10.0 * number for number in range(1, 51)]
+    marks = stepping(StepMarks(None, 0.0), *slow, *fast)
+    assert marks.limit_s() == 150.0, "50 steps of 20 s and 50 of 10 s"
+
+
 def test_short_steps_have_a_limit_of_a_minute():
     marks = stepping(StepMarks(None, 0.0), *(0.1 * number for number in range(20)))
     assert marks.limit_s() == 60.0

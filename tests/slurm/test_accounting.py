@@ -11,7 +11,8 @@ from dalsegno.slurm.client import failures, script
 from dalsegno.slurm.facts import AccountsInfo
 from dalsegno.slurm.render import accounting_commands, reservation_commands
 from dalsegno.slurm.render.commands import deletion_commands
-from dalsegno.spec.facts import Account, Cluster, Qos, Reservation, Slurm, User
+from dalsegno.spec.aws_facts import PclusterSettings
+from dalsegno.spec.facts import Account, Cluster, Node, Qos, Reservation, Slurm, User
 from tests.slurm.clusters import CLUSTERS
 
 EMPTY = Cluster("c", "local", (), ())
@@ -95,6 +96,19 @@ def test_limit_on_gpus_of_a_user_is_set_changed_and_lifted() -> None:
     modify = "modify user where name=ann account=lab set GrpTRES=gres/gpu="
     assert commands_for(users=(replace(user, max_gpus=8),), found=found) == [f"{modify}8"]
     assert commands_for(users=(replace(user, max_gpus=None),), found=found) == [f"{modify}-1"]
+
+
+def test_limit_on_gpus_of_a_user_covers_trainium_devices() -> None:
+    user = User("ann", ("lab",), "lab", max_gpus=8)
+    chips = (Node("t", cpus=8, memory_mib=1000, gpus=16, gres="neuron"),)
+    (added,) = commands_for(users=(user,), nodes=chips)
+    assert added.endswith(" GrpTRES=gres/gpu=8,gres/neuron=8")
+    (without,) = commands_for(
+        users=(user,),
+        nodes=chips,
+        parallelcluster=PclusterSettings("us-east-1", "3.16.1", "ubuntu2404", "m5.xlarge", ()),
+    )
+    assert without.endswith(" GrpTRES=gres/gpu=8"), "ParallelCluster's slurm.conf does not declare them"
 
 
 def test_only_associations_that_a_command_ended_are_deleted() -> None:

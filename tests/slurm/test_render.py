@@ -135,6 +135,13 @@ def test_devices_other_than_gpus_are_declared_and_counted() -> None:
     assert starting(conf(cluster_of(*gpus, *chips)), "GresTypes=") == ["GresTypes=gpu,neuron"]
 
 
+def test_only_gpus_set_the_default_of_cpus_per_gpu() -> None:
+    chips, gpus = nodes("t", 1, cpus=32, gpus=16, gres="neuron"), nodes("g", 1, cpus=32, gpus=8)
+    (line,) = starting(conf(cluster_of(*gpus, *chips)), "PartitionName=")
+    assert "DefCpuPerGPU=4 " in line
+    assert "DefCpuPerGPU" not in "".join(conf(cluster_of(*chips)))
+
+
 def test_a_backup_takes_over_after_5_seconds() -> None:
     layout = replace(layout_of(), controllers=(DaemonHost("a"), DaemonHost("b")))
     lines = conf(cluster_of(*nodes("n", 1)), layout)

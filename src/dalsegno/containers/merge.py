@@ -1,4 +1,4 @@
-"""Merge layers into one file tree: decide which entries make up the image, and under which names. Pure.
+"""Merge layers into one file tree, without I/O: decide which entries make up the image, and under which names.
 
 The rules are those of the OCI image specification:
 

@@ -46,7 +46,7 @@ class ScheduledFault:
     """One fault to inject."""
 
     kind: FaultKind
-    after_steps: int  # number of steps since the recovery from the last fault
+    after_steps: int  # number of steps to wait after the recovery from the previous fault
     node: int  # index among the nodes in training, modulo their number
 
 

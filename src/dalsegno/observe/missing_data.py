@@ -10,7 +10,8 @@ from enum import Enum
 from dalsegno.observe.panels import Dashboard
 from dalsegno.observe.prometheus_client import ScrapeHealth, ScrapeState
 
-SLURM_JOB = "slurm"  # Prometheus' job for a separate exporter of Slurm, where the observer has no metrics of Slurm
+# Prometheus' job for slurm-exporter, which is used only if the observer does not export Slurm's metrics
+SLURM_JOB = "slurm"
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
 _METRIC = re.compile(r"\b(?:slurm|dalsegno|training|node|DCGM)_\w+")
 

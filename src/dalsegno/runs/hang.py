@@ -127,7 +127,8 @@ def judge_hang(
         suspect, reason = HangSuspect.CODE, "its script has ended, while others still wait for it"
     first = stall.missing[0]
     where = stacks[first].where if first in stacks else ""
-    did = "did not arrive" if first not in stacks or not where else f"did not arrive: it is at {where}"
+    name = "it" if len(stall.missing) == 1 else f"rank {first}"
+    did = f"did not arrive: {name} is at {where}" if where else "did not arrive"
     sentence = (
         f"{_ranks(stall.missing, places)} {did}; {_count(stall.calls)} in collective {stall.sequence}"
         f" of process group {stall.group or 'default'}, {stall.call.describe()}"
@@ -214,8 +215,10 @@ def _outside_collectives(
     """
     stopped = tuple(dump.rank for dump in dumps if dump.state in (ProcessState.STOPPED, ProcessState.BLOCKED))
     if stopped:
-        sentence = f"{_ranks(stopped, places)} does nothing, and no rank waits in a collective"
-        reason = "the process is stopped, or waits inside the kernel"
+        verb, reason = "does", "the process is stopped, or waits inside the kernel"
+        if len(stopped) > 1:
+            verb, reason = "do", "the processes are stopped, or wait inside the kernel"
+        sentence = f"{_ranks(stopped, places)} {verb} nothing, and no rank waits in a collective"
         return HangReport(generation, sentence, HangSuspect.NODE, reason, stopped, _nodes(stopped, places))
     groups: dict[str, list[int]] = {}
     for rank, stack in sorted(stacks.items()):

@@ -254,9 +254,9 @@ class Applier:
     def remove(self) -> list[str]:
         """Undo the changes in the record. Accounts and packages stay on the machine.
 
-        Return a sentence about the packages, and one for each file that somebody edited.
+        Return sentences that name these accounts and packages, and one for each file that somebody edited.
         """
-        left = []
+        left = self.accounts.kept()
         self.services.stop_all()
         self.mounts.unmount_all()  # must come before any folder is deleted
         if not self.root:

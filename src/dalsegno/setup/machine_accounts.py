@@ -76,6 +76,19 @@ class MachineAccounts:
         wanted = {each["name"] for each in (self.users if kind == "users" else self.groups)}
         return [name for name in self.record.part(f"cluster_{kind}") if name not in wanted]
 
+    def kept(self) -> list[str]:
+        """Return a sentence that names the users created here for this cluster, and one that names the groups.
+
+        An account in a directory is not one of the machine's.
+        """
+        found = []
+        for kind, find in (("users", find_user), ("groups", find_group)):
+            created = [name for name, how in self.made[kind].items() if how is True]
+            names = [name for name in created if name in self.record.part(f"cluster_{kind}") and find(name)]
+            if names:
+                found.append(f"{kind} stay: {' '.join(sorted(names))}")
+        return found
+
     def note(self, kind: str, name: str, uid: int | None = None) -> None:
         """Record that an account is ours, before the account is created. For an account in a directory, record its uid
         too, because the directory may be removed later."""

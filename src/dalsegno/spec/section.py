@@ -42,7 +42,7 @@ def fault(what: str, hint: str = "") -> PydanticCustomError:
 
 
 def show(value: object) -> str:
-    """Return a value formatted for a message: short, on one line, in backticks."""
+    """Return a value for a message: its text, shortened and in backticks, or a word for its kind, such as `a list`."""
     if isinstance(value, bool):
         return "`true`" if value else "`false`"
     if value is None:
@@ -56,7 +56,7 @@ def show(value: object) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return text from a file without line breaks and escape codes, so that it is safe for a terminal."""
+    """Replace line breaks and other unprintable characters in a text, so that it is safe for a terminal."""
     return "".join(c if c.isprintable() else "\\n" if c == "\n" else "?" for c in text)
 
 

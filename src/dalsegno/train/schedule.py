@@ -62,7 +62,7 @@ def next_common_step(step: int, step_s: float, world: int = 2) -> int:
 
 
 class Leader:
-    """Decides for all ranks, on rank 0. It converts times and measurements into steps."""
+    """Decides on rank 0, for all ranks, at which steps they take snapshots and save to disk."""
 
     def __init__(self, memory: Interval, disk: Interval, now: float) -> None:
         self.memory, self.disk = memory, disk

@@ -155,8 +155,8 @@ def certify_pairs(report: Mapping[str, Any], commands: Sequence[str], compare_hi
         findings.append(f"slow only in some measurements: {', '.join(map(str, report['unsure']))}")
     history = report.get("history", {})
     if compare_history and history.get("slower"):
-        findings.append(f"all pairs are slow: {history['results']} earlier results were at least "
-                        f"{history['threshold']:.3g} GB/s")  # fmt: skip
+        findings.append(f"all pairs are slow: at least {history['threshold']:.3g} GB/s is expected from "
+                        f"{history['results']} earlier results")  # fmt: skip
     if findings and level is BenchLevel.PASS:
         level = BenchLevel.DEGRADED
     compared = is_compared(report if compare_history else {**report, "history": {}})
@@ -208,8 +208,11 @@ def _busbw(row: Mapping[str, Any]) -> float:
 def certify_devices(
     report: Sequence[Mapping[str, Any]], commands: Sequence[str], low: float = devices.LOW
 ) -> CertifiedPart:
-    """Judge all devices. A device that is slower than the others means DEGRADED. With too few devices of a product,
-    there is no verdict."""
+    """Judge all devices.
+
+    The result is DEGRADED if a device is slower than the others of its product. Otherwise, it is UNKNOWN if there are
+    too few devices of a product to compare.
+    """
     results = [
         DeviceResult(**{**each["result"], "test": DeviceTest(each["result"]["test"])}) for each in report
     ]  # fmt: skip

@@ -194,7 +194,8 @@ def _show(report: Mapping[str, Any]) -> None:
     history = report["history"]
     if history["slower"]:
         out.data(
-            f"all pairs are slow: {history['results']} earlier results were at least {history['threshold']:.3g} GB/s"
+            f"all pairs are slow: at least {history['threshold']:.3g} GB/s is expected from"
+            f" {history['results']} earlier results"
         )
     elif not is_compared(report):
         out.data("no verdict: one pair of nodes has nothing to compare with")

@@ -155,7 +155,7 @@ def new_run_id(label: str, taken: Callable[[str], bool], letters: Callable[[], s
 
 
 def list_runs(home: Path) -> list[RunFolder]:
-    """Return all runs in this folder, newest first. Links without a target are skipped."""
+    """Return all runs in this folder, newest first. Anything else in the folder is skipped."""
     try:
         names = [path.name for path in home.iterdir() if not path.name.startswith(".")]
     except (FileNotFoundError, NotADirectoryError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from dalsegno.hostlist import compress
 from dalsegno.slurm.facts import AccountsInfo
@@ -26,9 +26,18 @@ def accounting_commands(cluster: Cluster, found: AccountsInfo | None = None) -> 
         *_qos_commands(cluster.slurm.qos, there),
         *_root_commands(cluster, there),
         *_account_commands(_parents_first(cluster.accounts), there),
-        *_user_commands(cluster.users, there),
+        *_user_commands(cluster.users, limited_devices(cluster), there),
         *_former_admins(cluster.users, there),
     ]
+
+
+def limited_devices(cluster: Cluster) -> tuple[str, ...]:
+    """Return Slurm's names for the devices that `max_gpus` limits. GPUs are among them even if there are none.
+
+    On ParallelCluster, Slurm does not know Trainium devices.
+    """
+    nodes = () if cluster.parallelcluster else cluster.nodes
+    return tuple(sorted({"gpu", *(node.gres for node in nodes if node.gpus)}))
 
 
 def deletion_commands(cluster: Cluster, removed: Iterable[str], found: AccountsInfo) -> list[Command]:
@@ -100,15 +109,15 @@ def _account(account: Account) -> Wanted:
     }
 
 
-def _user_commands(wanted: Iterable[User], found: AccountsInfo) -> list[Command]:
+def _user_commands(wanted: Iterable[User], devices: Sequence[str], found: AccountsInfo) -> list[Command]:
     """Return commands for users. One command adds all new users with the same settings."""
     groups: dict[tuple[str, ...], list[str]] = {}
     changes: list[Command] = []
     for user in wanted:
         missing = [account for account in user.accounts if (user.name, account) not in found.members]
         if missing:
-            groups.setdefault(tuple(_added(user, missing, found)), []).append(user.name)
-        changes += _user_changes(user, found)
+            groups.setdefault(tuple(_added(user, missing, devices, found)), []).append(user.name)
+        changes += _user_changes(user, devices, found)
     return [["add", "user", ",".join(names), *words] for words, names in groups.items()] + changes
 
 
@@ -119,30 +128,31 @@ def _former_admins(wanted: Iterable[User], found: AccountsInfo) -> list[Command]
     return [["modify", "user", "where", f"name={name}", "set", "AdminLevel=None"] for name in sorted(former)]
 
 
-def _added(user: User, accounts: list[str], found: AccountsInfo) -> list[str]:
+def _added(user: User, accounts: list[str], devices: Sequence[str], found: AccountsInfo) -> list[str]:
     person = [] if user.name in found.users else [f"DefaultAccount={user.default_account}", *_admin(user)]
-    return [f"Account={','.join(accounts)}", *person, *_changes(_member(user), {})]
+    return [f"Account={','.join(accounts)}", *person, *_changes(_member(user, devices), {})]
 
 
 def _admin(user: User) -> list[str]:
     return ["AdminLevel=Administrator"] if user.admin else []
 
 
-def _member(user: User) -> Wanted:
+def _member(user: User, devices: Sequence[str]) -> Wanted:
+    limits = {f"gres/{each}": user.max_gpus for each in devices} if user.max_gpus is not None else {}
     return {
         "Fairshare": str(user.fair_share),
         "QOS": ",".join(sorted(user.qos)),
         "DefaultQOS": user.default_qos,
-        "GrpTRES": tres({"gres/gpu": user.max_gpus}) if user.max_gpus is not None else "",
+        "GrpTRES": tres(limits),
     }
 
 
-def _user_changes(user: User, found: AccountsInfo) -> list[Command]:
+def _user_changes(user: User, devices: Sequence[str], found: AccountsInfo) -> list[Command]:
     there = found.users.get(user.name)
     commands: list[Command] = []
     for account in user.accounts:
         if (user.name, account) in found.members:
-            words = _changes(_member(user), found.members[user.name, account])
+            words = _changes(_member(user, devices), found.members[user.name, account])
             commands += _modify("user", user.name, words, f"account={account}")
     if there is None:
         return commands

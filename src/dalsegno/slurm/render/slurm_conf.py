@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dalsegno.hostlist import compress
 from dalsegno.slurm import versions
 from dalsegno.slurm.layout import Layout
+from dalsegno.slurm.render.commands import limited_devices
 from dalsegno.slurm.render.lines import Settings, header, line, lines, merged, number, setting, tres, without, yes
 from dalsegno.slurm.versions import Version
 from dalsegno.spec.facts import Cluster, Node, Partition, Slurm
@@ -135,11 +136,12 @@ def partition_policy(partition: Partition) -> Settings:
 def _shares(members: list[Node], cluster: Cluster) -> Settings:
     """Return the defaults for jobs: memory in proportion to CPUs, and CPUs in proportion to GPUs.
 
-    Slurm's own default is all memory of the node, so that even the smallest job would fill the node.
+    Slurm has no default of CPUs for Trainium devices. Its own default of memory is all memory of the node, so that even
+    the smallest job would fill the node.
     """
     if not members:
         return {}
-    per_gpu = min((node.cpus // node.gpus for node in members if node.gpus), default=0)
+    per_gpu = min((node.cpus // node.gpus for node in members if node.gpus and node.gres == "gpu"), default=0)
     shares = {"DefCpuPerGPU": str(per_gpu) if per_gpu else ""}
     if not _sets_memory(cluster.slurm.extra):
         shares["DefMemPerCPU"] = str(max(1, min(node.memory_mib // max(1, node.cpus) for node in members)))
@@ -266,10 +268,9 @@ def _accounting(cluster: Cluster, layout: Layout, slurm: Version) -> Settings:
 
 
 def _tracked(cluster: Cluster) -> str:
-    """Return the devices that accounting counts. GPUs are among them also if there are none, for limits of users."""
-    names = {"gpu", *(node.gres for node in cluster.nodes if node.gpus)}
+    """Return the devices that accounting counts, with and without their types."""
     types = {f"{node.gres}:{node.gpu_type}" for node in cluster.nodes if node.gpus and node.gpu_type}
-    return ",".join(f"gres/{each}" for each in (*sorted(names), *sorted(types)))
+    return ",".join(f"gres/{each}" for each in (*limited_devices(cluster), *sorted(types)))
 
 
 def _store_comments(slurm: Version) -> Settings:

@@ -308,7 +308,7 @@ def make_homes(homes: Path, users: Iterable[PosixUser]) -> None:
 
 
 def foreign_homes(cluster: Cluster, folder: Folder, placement: Placement, users: Sequence[User]) -> list[str]:
-    """Return a sentence for each user whose home folder already exists and belongs to somebody else."""
+    """Return a sentence for each user whose home already exists, but belongs to somebody else or is not a folder."""
     found = []
     for name in (user.name for user in users if user.name in placement.uids):
         with contextlib.suppress(OSError):

@@ -21,6 +21,7 @@ from dalsegno.programs import HOST_LAUNCHER
 from dalsegno.setup.delivery import CodeBundle, compare_request, status_request
 from dalsegno.setup.inspect import HostFacts
 from dalsegno.slurm.client import SlurmClient
+from dalsegno.slurm.render.commands import limited_devices
 from dalsegno.spec.facts import Cluster, SshAccess, SshHost
 from dalsegno.system.files import read_text, remove_tree, write_atomic
 from dalsegno.system.processes import Completed
@@ -417,4 +418,4 @@ class _OneCommand:
 
 
 def _people(cluster: Cluster) -> object:
-    return (cluster.accounts, cluster.users, cluster.slurm.qos)
+    return (cluster.accounts, cluster.users, cluster.slurm.qos, limited_devices(cluster))

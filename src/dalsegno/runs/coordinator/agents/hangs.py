@@ -63,7 +63,7 @@ class StepMarks:
         if number <= self._newest:
             return False
         if not is_first:
-            self._steps = [*self._steps[-KEPT:], now - self.last]
+            self._steps = [*self._steps, now - self.last][-KEPT:]
         self._newest, self.last = number, now
         return is_first
 

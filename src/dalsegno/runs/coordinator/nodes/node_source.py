@@ -169,7 +169,7 @@ class NodeSource(Protocol):
 
     @property
     def coming(self) -> frozenset[str]:
-        """The nodes whose agents are starting or connected, whether ready or not."""
+        """The nodes whose agents are starting or connected, except nodes that the run is leaving."""
         ...
 
     @property
