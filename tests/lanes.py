@@ -34,7 +34,19 @@ MEMORY = Path("/dev/shm")
 MEMORY_BYTES = 1 << 30
 TESTS = Path(__file__).parent
 # About half of the unit tests, by the time they take. Only these import torch.
-FIRST_HALF = ("bench", "containers", "node_agent", "recovery", "runs", "security", "submit", "train")
+FIRST_HALF = (
+    "bench",
+    "containers",
+    "drill",
+    "examples",
+    "local",
+    "node_agent",
+    "recovery",
+    "runs",
+    "security",
+    "submit",
+    "train",
+)
 ALL_ON_CLUSTER = re.compile(r"^pytestmark = \[?\s*pytest\.mark\.cluster", re.MULTILINE)
 # These take longest, so they start first, as do the files with the shared cluster.
 LONGEST = (

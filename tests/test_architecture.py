@@ -524,7 +524,10 @@ def test_class_names_are_unique_in_the_package():
 
 
 def test_names_say_what_a_thing_is():
-    tests = (module(path.relative_to(ROOT).as_posix(), path.read_text()) for path in (ROOT / "tests").rglob("*.py"))
+    files = {path.relative_to(ROOT).as_posix(): path.read_text() for path in (ROOT / "tests").rglob("*.py")}
+    # Only files that seem to bind such a name are parsed, because that takes seconds for all of them.
+    binds = re.compile(rf"\b(?:{'|'.join(NO_NAMES)})\b *(?:[^\w\s]|in\b)")
+    tests = [module(file, text) for file, text in files.items() if binds.search(text)]
     assert prepositions([*(each.parsed for each in read_sources()), *tests]) == []
 
 

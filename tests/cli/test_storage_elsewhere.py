@@ -27,6 +27,8 @@ from tests.targets.oci.conftest import cluster_of
 from tests.targets.parallelcluster.files import MINIMAL
 from tests.targets.parallelcluster.files import cluster_of as pcluster_of
 
+pytestmark = pytest.mark.cluster  # the tests start hundreds of processes
+
 SRC = Path(__file__).parents[2] / "src"
 NODES = """\
 NodeName=gpu-77 State=IDLE CPUTot=8 RealMemory=1000 Partitions=train

@@ -54,9 +54,9 @@ class Clinic:
         self.done += actions
         return actions
 
-    def rounds(self, count: int) -> None:
+    def rounds(self, count: int, step_s: float = STEP_S) -> None:
         for _ in range(count):
-            self.round()
+            self.round(step_s)
 
     def settle(self, most: int = 3000) -> None:
         """Run rounds until nothing has happened for longer than the longest wait."""

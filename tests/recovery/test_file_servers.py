@@ -13,6 +13,8 @@ from dalsegno.recovery.decisions.forecast import Forecast, forecast
 from dalsegno.recovery.decisions.phase import NodePhase
 from tests.recovery.clinic import Clinic, MakeClinic
 
+LONG_STEP_S = 10.0  # time between rounds while nothing happens
+
 
 def stop_server(clinic: Clinic, *nodes: str) -> None:
     """Let the file systems of these nodes, or of all, hang because of their server."""
@@ -46,7 +48,7 @@ def test_all_nodes_are_drained_while_their_server_is_away_and_then_return_at_onc
     own = clinic.store.records.get("n8")
     ahead = forecast(own, ("train",), clinic.store.records, clinic.policy, clinic.cluster.now)
     assert ahead == Forecast(None, "its file server does not answer: the node itself is not repaired")
-    clinic.rounds(2000)  # longer than an administrator is given for other faults
+    clinic.rounds(200, LONG_STEP_S)  # longer than an administrator is given for other faults
     assert {clinic.phase(name) for name in clinic.cluster.nodes} == {NodePhase.DRAINED}
     start_server(clinic)
     clinic.rounds(2)
@@ -60,11 +62,11 @@ def test_no_more_nodes_than_the_limit_wait_for_their_server(clinic_of: MakeClini
     names = list(clinic.cluster.nodes)
     for _ in range(3):
         stop_server(clinic)
-        clinic.rounds(2000)
+        clinic.rounds(200, LONG_STEP_S)
         phases = [clinic.phase(name) for name in names]
         assert phases == [NodePhase.DRAINED] * most + [NodePhase.SUSPECTED] * (nodes - most)
         start_server(clinic)
-        clinic.rounds(400)
+        clinic.rounds(40, LONG_STEP_S)
         assert {clinic.phase(name) for name in names} == {NodePhase.IN_SERVICE}
     assert no_repair(clinic)
     assert all(clinic.effects(name) == ["drain", "resume"] * 3 for name in names[:most])
@@ -120,7 +122,7 @@ def test_nodes_that_hang_after_the_outage_are_repaired_within_the_budgets(clinic
     clinic.rounds(3)
     start_server(clinic)
     hang_by_itself(clinic, "n1", "n2", "n3")
-    clinic.rounds(400)
+    clinic.rounds(40, LONG_STEP_S)
     repaired = [name for name in ("n1", "n2", "n3") if "reboot" in clinic.effects(name)]
     assert len(repaired) == 2
     left = ({"n1", "n2", "n3"} - {*repaired}).pop()
@@ -158,7 +160,7 @@ def test_spare_becomes_a_spare_again(clinic_of: MakeClinic):
     clinic.settle()
     before = len(clinic.effects("n4"))
     stop_server(clinic)
-    clinic.rounds(100)
+    clinic.rounds(10, LONG_STEP_S)
     start_server(clinic)
     clinic.settle()
     assert clinic.phase("n4") is NodePhase.SPARE
@@ -168,9 +170,9 @@ def test_spare_becomes_a_spare_again(clinic_of: MakeClinic):
 def test_only_node_that_does_not_reach_its_server_needs_an_administrator(clinic_of: MakeClinic):
     clinic = clinic_of(4, person_s=600.0)
     stop_server(clinic, "n2")
-    clinic.rounds(500)
+    clinic.rounds(50, LONG_STEP_S)
     assert clinic.phase("n2") is NodePhase.DRAINED
-    clinic.rounds(200)
+    clinic.rounds(20, LONG_STEP_S)
     assert clinic.phase("n2") is NodePhase.NEEDS_ADMIN and no_repair(clinic)
     start_server(clinic)
     clinic.settle()
@@ -180,10 +182,10 @@ def test_only_node_that_does_not_reach_its_server_needs_an_administrator(clinic_
 def test_last_node_that_connects_again_after_a_long_outage_needs_no_administrator(clinic_of: MakeClinic):
     clinic = clinic_of(4, person_s=600.0, max_out=1.0)
     stop_server(clinic)
-    clinic.rounds(1000)
+    clinic.rounds(100, LONG_STEP_S)
     start_server(clinic)
     stop_server(clinic, "n2")
-    clinic.rounds(300)
+    clinic.rounds(30, LONG_STEP_S)
     assert clinic.phase("n1") is NodePhase.IN_SERVICE and clinic.phase("n2") is NodePhase.DRAINED
     start_server(clinic)
     clinic.rounds(2)
@@ -199,7 +201,7 @@ def test_controller_that_starts_after_a_long_outage_waits_for_the_agents(clinic_
     clinic.store.close()
     clinic.wait(2000)  # the head reboots
     clinic.open()
-    clinic.rounds(100)
+    clinic.rounds(10, LONG_STEP_S)
     assert {clinic.phase(name) for name in clinic.cluster.nodes} == {NodePhase.DRAINED}
     for node in clinic.cluster.nodes.values():
         node.quiet = False
@@ -211,7 +213,7 @@ def test_controller_that_starts_after_a_long_outage_waits_for_the_agents(clinic_
 def test_single_node_waits_for_its_server(clinic_of: MakeClinic):
     clinic = clinic_of(1)
     stop_server(clinic)
-    clinic.rounds(2000)
+    clinic.rounds(200, LONG_STEP_S)
     assert clinic.phase("n1") is NodePhase.DRAINED
 
 
@@ -222,7 +224,7 @@ def test_repaired_node_is_validated_again_after_an_outage_during_its_validation(
     while clinic.effects("n2")[-1:] != [remedy.value]:
         clinic.round()
     stop_server(clinic)
-    clinic.rounds(100)
+    clinic.rounds(10, LONG_STEP_S)
     assert clinic.effects("n2") == ["drain", "evidence", remedy.value, "validate"]
     assert clinic.phase("n2") is NodePhase.DRAINED
     start_server(clinic)

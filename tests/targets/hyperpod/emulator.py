@@ -185,6 +185,7 @@ def _available(text: bytes) -> bytes:
 def _handler(emulator: Emulator) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True  # otherwise the body waits 40 ms for the client to acknowledge the headers
 
         def log_message(self, format: str, *args: object) -> None:
             pass

@@ -151,6 +151,8 @@ def serving(folder: Path) -> Iterator[OciServer]:
     found = OciServer(FakeResourceManager(), write_profile(folder))
 
     class Handler(BaseHTTPRequestHandler):
+        disable_nagle_algorithm = True  # the body must not wait for the client to acknowledge the headers
+
         def log_message(self, format: str, *args: object) -> None:
             pass
 

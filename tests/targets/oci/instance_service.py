@@ -52,6 +52,8 @@ def instance_service(expires: float) -> Iterator[str]:
     }
 
     class Handler(BaseHTTPRequestHandler):
+        disable_nagle_algorithm = True  # the body must not wait for the client to acknowledge the headers
+
         def log_message(self, format: str, *args: object) -> None:
             pass
 

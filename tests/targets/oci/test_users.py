@@ -18,6 +18,8 @@ import pytest
 from dalsegno.targets.oci.users import users_script
 from tests.targets.oci.conftest import FULL, KEY, cluster_of
 
+pytestmark = pytest.mark.cluster  # the tests start hundreds of processes
+
 STAND_IN = """#!{python}
 import pathlib
 import click

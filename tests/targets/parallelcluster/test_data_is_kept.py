@@ -14,6 +14,8 @@ from dalsegno.targets.parallelcluster.plan import PclusterPlan
 from tests.targets.parallelcluster.files import MINIMAL, WALKTHROUGH, cluster_of
 from tests.targets.parallelcluster.stage import Stage
 
+pytestmark = pytest.mark.cluster  # the tests start hundreds of processes
+
 BOTH = "".join(
     line
     for line in WALKTHROUGH.replace("ml-cluster", "demo").splitlines(keepends=True)

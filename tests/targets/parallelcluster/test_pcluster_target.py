@@ -26,6 +26,8 @@ from dalsegno.targets.registry import is_elsewhere, open_existing, open_target
 from tests.targets.parallelcluster.files import MINIMAL, WALKTHROUGH, cluster_of
 from tests.targets.parallelcluster.stage import Stage
 
+pytestmark = pytest.mark.cluster  # the tests start hundreds of processes
+
 RESERVED = {
     "CapacityReservationId": "cr-0123456789abcdef0", "InstanceType": "p5.48xlarge", "AvailabilityZone": "us-east-1b",
     "TotalInstanceCount": 4, "AvailableInstanceCount": 4, "State": "active",
