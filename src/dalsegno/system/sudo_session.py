@@ -30,6 +30,7 @@ from dalsegno.system.ssh import read_password_file
 PROGRAM = "sudo-session"
 CHUNK = 1 << 16
 LAST_OUTPUT_S = 1.0
+TURN_S = 1.0
 # With -k, sudo ignores a remembered password. So it is certain which of the two commands asks for one. $0 is the script
 # that root runs (_STARTED). In that script, $0 is the PID of sshd's process.
 _SCRIPT = """\
@@ -151,12 +152,19 @@ def _run(argv: Sequence[str], dialog: SudoDialog) -> int:
 
     answering = threading.Thread(target=answer, args=(process.stdin, process.stderr), daemon=True)
     answering.start()
-    code = process.wait()
+    code = _wait(process)
     answering.join(LAST_OUTPUT_S)  # a connection that ssh shares with other sessions keeps the stream open
     write_all(2, dialog.rest())
     if refusals:
         raise refusals[0]
     return code if code >= 0 else 128 - code
+
+
+def _wait(process: subprocess.Popen[bytes]) -> int:
+    """Wait in short turns. A signal right before a wait without a limit would be handled only after the wait."""
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(timeout=TURN_S)
 
 
 def _send(entrance: IO[bytes]) -> None:
