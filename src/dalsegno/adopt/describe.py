@@ -236,7 +236,7 @@ def _switch(name: str, nodes: Sequence[str], switches: Sequence[str]) -> Content
 
 def _priority(found: FoundCluster) -> Content:
     weights = {key: optional_integer(found.setting(name)) for key, name in _PRIORITY.items()}
-    if not found.has_accounting:  # without accounting, these two have no effect, and the cluster file refuses them
+    if not found.has_accounting:  # without accounting, the cluster file refuses these weights: they have no effect
         weights = {key: weight for key, weight in weights.items() if key not in ("fair_share", "qos")}
     priority: Content = {key: weight for key, weight in weights.items() if weight is not None}
     times = {"calc_period": "PriorityCalcPeriod", "max_age": "PriorityMaxAge"}

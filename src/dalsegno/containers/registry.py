@@ -47,7 +47,7 @@ def _parse_one(text: str) -> Challenge:
 
 
 class Registry:
-    """The repository of one image in a registry."""
+    """A client for the repository of one image in a registry."""
 
     def __init__(self, name: ImageName, http: Http, credentials: CredentialFinder, *, plain_http: bool = False) -> None:
         """Open the repository. Plain HTTP is used only on the loopback address, or with `plain_http` if the registry

@@ -80,7 +80,7 @@ class NodeReader(Protocol):
     def nvml(self, detailed: bool = False) -> Gpus:
         """Return the GPUs as NVML reports them; None without the library or driver.
 
-        `detailed` adds the values that only metrics show, which may be older than the others.
+        `detailed` adds values that the metrics need, but no check does. They may be older than the others.
         """
         ...
 

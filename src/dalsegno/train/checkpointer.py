@@ -270,9 +270,9 @@ class Checkpointer:
         return found
 
     def _start_keeping(self, keep: int, keep_every: int | None) -> RankSnapshots:
-        """Create the object that takes snapshots and saves.
+        """Create the object that takes snapshots and writes checkpoints.
 
-        Each Checkpointer of this process saves under its own name, because a notebook cell may run twice.
+        Each Checkpointer in this process uses its own name for them, because a notebook cell may run twice.
         """
         where, number = self._where, self._number
         run = checkpointer_name(where.run, number)

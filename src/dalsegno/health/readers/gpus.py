@@ -250,7 +250,7 @@ def _is_nvidias(gpu_type: str) -> bool:
 
 
 def ask_gpus(node: NodeReader, detailed: bool = False) -> tuple[GpuFacts, ...]:
-    """Return the GPUs; if `detailed`, with the values that only metrics show."""
+    """Return the GPUs. `detailed` adds values that the metrics need, but no check does."""
     telemetry = ask_telemetry(node)
     if telemetry is not None and (telemetry.gpus or not gpus_on_bus(node)):
         return telemetry.gpus

@@ -1,4 +1,4 @@
-"""The state of a node's agent, as far as the controller knows it. `decide` gets it as a value."""
+"""The state of a node's agent, as far as the controller knows it: an immutable input of recovery's decisions."""
 
 from __future__ import annotations
 

@@ -400,8 +400,8 @@ def _are_gpus_unknown(case: RepairCase) -> bool:
 def _decide_needs_admin(case: RepairCase) -> Action | None:
     """Validate again if an administrator has worked on the node.
 
-    This is assumed if the node was rebooted, if its replaced GPU was forgiven, or if a failed check that no repair can
-    cure passes now.
+    This is assumed if the node was rebooted, if the GPUs for which it was refused were forgiven or removed, or if a
+    failed check that no repair can cure passes now.
     """
     again = case.node.connected and not case.node.busy
     rebooted = bool(case.own.boot) and case.node.agent.boot != case.own.boot
