@@ -312,8 +312,11 @@ def foreign_homes(cluster: Cluster, folder: Folder, placement: Placement, users:
     found = []
     for name in (user.name for user in users if user.name in placement.uids):
         with contextlib.suppress(OSError):
-            about = (homes_here(cluster, folder) / name).lstat()
-            if about.st_uid != placement.uids[name] or not stat.S_ISDIR(about.st_mode):
+            home = homes_here(cluster, folder) / name
+            about = home.lstat()
+            if not stat.S_ISDIR(about.st_mode):
+                found.append(f"the home folder of {name} exists already and is not a folder: rename {home}")
+            elif about.st_uid != placement.uids[name]:
                 found.append(
                     f"the home folder of {name} exists already and belongs to uid {about.st_uid}, not "
                     f"{placement.uids[name]}: set `uid: {about.st_uid}` if it is the same person"
