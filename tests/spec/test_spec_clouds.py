@@ -130,6 +130,11 @@ ON_HYPERPOD = [
         "add the key, or run `dalsegno image import` on the controller yourself",
     ),
     (
+        hyperpod("  ssh_key: key.pub\n", OLD_LUSTRE + IMAGES.replace("/fsx/images", "/fsx2/images")),
+        (11, "`images` need a `folder` on shared storage, where all instances find them"),
+        "`folder: /fsx/images`",
+    ),
+    (
         HYPERPOD.replace("name: demo", "name: demo-"),
         (1, "a cluster on hyperpod cannot be called `demo-`"),
         "end the name with a letter or a digit",
@@ -261,6 +266,7 @@ def test_refusal_has_line_and_hint(faults, text, problem, hint):
 GOOD = [
     hyperpod(NETWORK, NEW_LUSTRE),
     hyperpod("  ssh_key: key.pub\n", OLD_LUSTRE + IMAGES),
+    hyperpod("  ssh_key: key.pub\n", OLD_LUSTRE + IMAGES.replace("/fsx/images", "/fsx")),
     hyperpod(f'  groups: {{train: {{training_plan: "{PLAN.replace("eu-west-1", "us-east-1")}"}}}}\n'),
     OCI.replace("xYzA:EU-FRANKFURT-1", "Uocm:PHX").replace("eu-frankfurt-1", "us-phoenix-1"),
     OCI.replace("EU-FRANKFURT-1", "US-ASHBURN").replace("eu-frankfurt-1", "us-ashburn-1"),

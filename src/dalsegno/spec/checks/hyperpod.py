@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from dalsegno.hardware import Instance, instances
 from dalsegno.spec.checks.report import Problems
-from dalsegno.spec.checks.targets import partitions_named
+from dalsegno.spec.checks.targets import is_below, partitions_named
 from dalsegno.spec.layout import catalog_instance, login_nodes, own_nodes
 from dalsegno.spec.model import ClusterSpec, MachineSpec
 from dalsegno.spec.targets import HyperPod
@@ -133,7 +133,7 @@ def _check_images(own: HyperPod, spec: ClusterSpec, report: Problems) -> None:
     """Check that `up` can import the images into a folder that all instances see."""
     if not spec.containers.images:
         return
-    if not (spec.containers.folder or "").startswith(tuple(f"{each.mount}/" for each in spec.storage)):
+    if not is_below(spec.containers.folder, [each.mount for each in spec.storage]):
         what = "`images` need a `folder` on shared storage, where all instances find them"
         hint = "add storage with the mount point /fsx, and `folder: /fsx/images`"
         report.add(spec.containers, "images", what, hint, reads=("folder",))
