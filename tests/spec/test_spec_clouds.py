@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from dalsegno.hardware import instances
-from dalsegno.spec.checks.hyperpod import MAX_GROUPS, MAX_NODES, MAX_TAG_KEY, MAX_VOLUME_GIB, NOT_OFFERED
+from dalsegno.spec.checks.hyperpod import MAX_GROUPS, MAX_NODES, MAX_TAG_KEY, MAX_VOLUME_GIB
 from dalsegno.spec.checks.oci import lustre_size
+from dalsegno.spec.platform_facts import NOT_OFFERED
 from dalsegno.targets.cloud.service_model import input_shape
 
 RECORDED = Path(__file__).parents[1] / "recorded"
@@ -44,6 +45,8 @@ OLD_LUSTRE = "storage: [{name: fsx, mount: /fsx, type: lustre, source: fs-012345
 IMAGES = "containers: {folder: /fsx/images, images: ['docker://a/b:1']}\n"
 HOMES = "{name: home, mount: /home, type: fss, home: true}"
 NFS = "{name: data, mount: /data, type: nfs, source: '10.0.0.5:/export'}"
+NOT_LISTED = "partition `train` has the instance type `{}`, which is not in the catalog"
+P5, ML_P5 = "did you mean `p5.48xlarge`?", "did you mean `ml.p5.48xlarge`?"
 NEEDS_SUBNETS = "needs `hyperpod.subnets` and `hyperpod.security_groups`"
 
 
@@ -85,6 +88,36 @@ SPELLINGS = [
         OCI.replace("BM.GPU.H100.8", "ml.p5.48xlarge"),
         (7, "partition `train` has instance `ml.p5.48xlarge` of aws, but target `oci` is oci"),
         "use `BM.GPU.H100.8`",
+    ),
+]
+MISSPELLED = [
+    (
+        HYPERPOD.replace("ml.p5.48xlarge", "ml.p5.48xlrge"),
+        (8, NOT_LISTED.format("ml.p5.48xlrge")),
+        ML_P5,
+    ),
+    (HYPERPOD.replace("ml.p5.48xlarge", "p5.48xlrge"), (8, NOT_LISTED.format("p5.48xlrge")), ML_P5),
+    (
+        HYPERPOD.replace("ml.p5.48xlarge", "ml.zzz"),
+        (8, NOT_LISTED.format("ml.zzz")),
+        "also give `cpus` and `memory`",
+    ),
+    (PARALLELCLUSTER.replace("p5.48", "ml.p5.48x"), (4, NOT_LISTED.format("ml.p5.48xxlarge")), P5),
+    (PARALLELCLUSTER.replace("p5.48xlarge", "p5.48xlrge"), (4, NOT_LISTED.format("p5.48xlrge")), P5),
+    (
+        HYPERPOD.replace("instance: ml.p5", "gpus: 1, instance: ml.p5"),
+        (8, "partition `train` asks for 1 gpus per node, but `p5.48xlarge` has 8"),
+        "use `ml.p5.4xlarge` (1 x H100), or set `gpus: 8`",
+    ),
+    (
+        HYPERPOD.replace("instance: ml.p5.48xlarge", "gpus: 1, instance: ml.m5.large"),
+        (8, "partition `train` asks for 1 gpus per node, but `m5.large` has none"),
+        "such as `ml.p5.48xlarge` (8 x H100)",
+    ),
+    (
+        HYPERPOD.replace(", instance: ml.p5.48xlarge", ""),
+        (8, "partition `train` needs an `instance`: hyperpod rents machines by type"),
+        "add `instance: ml.p5.48xlarge`",
     ),
 ]
 ON_HYPERPOD = [
@@ -256,7 +289,7 @@ ON_OCI = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("text", "problem", "hint"), SPELLINGS + ON_HYPERPOD + ON_OCI)
+@pytest.mark.parametrize(("text", "problem", "hint"), SPELLINGS + MISSPELLED + ON_HYPERPOD + ON_OCI)
 def test_refusal_has_line_and_hint(faults, text, problem, hint):
     (found,) = faults(text)
     assert found[:2] == problem

@@ -10,6 +10,7 @@ from dalsegno.spec.checks.report import Problems
 from dalsegno.spec.checks.targets import is_below, partitions_named
 from dalsegno.spec.layout import catalog_instance, login_nodes, own_nodes
 from dalsegno.spec.model import ClusterSpec, MachineSpec
+from dalsegno.spec.platform_facts import NOT_OFFERED
 from dalsegno.spec.targets import HyperPod
 
 # Limits of a CreateCluster request
@@ -17,13 +18,6 @@ MAX_NODES, MAX_GROUPS, MAX_VOLUME_GIB, MAX_TAG_KEY = 6758, 100, 16_384, 128
 _TAG = re.compile(r"[\w\s.:/=+\-@]*")
 _FILE_SYSTEM = re.compile(r"fs-[0-9a-f]{8,17}")
 _EXAMPLE = "p5.48xlarge"
-# The instance types of AWS in the catalog that CreateCluster refuses
-NOT_OFFERED = frozenset({
-    "p3.2xlarge", "p3.8xlarge", "p3.16xlarge", "p3dn.24xlarge", "g4dn.metal", "trn1.2xlarge", "t3.micro", "t3.small",
-    "r5.large", "r5.xlarge", "r5.2xlarge", "r5.4xlarge", "r5.8xlarge", "r5.12xlarge", "r5.16xlarge", "r5.24xlarge",
-    "c7i.large", "c7i.xlarge", "c7i.2xlarge", "c7i.4xlarge", "c7i.8xlarge", "c7i.12xlarge", "c7i.16xlarge",
-    "c7i.24xlarge", "c7i.48xlarge", "hpc6a.48xlarge", "hpc7a.96xlarge",
-})  # fmt: skip
 
 
 def check_hyperpod(spec: ClusterSpec, report: Problems) -> None:
