@@ -143,6 +143,16 @@ ON_HYPERPOD = [
     ),
     (hyperpod(rest=NEW_LUSTRE), (9, f"storage `fsx` is new, and {NEEDS_SUBNETS}"), "source: fs-…"),
     (
+        hyperpod(NETWORK, NEW_LUSTRE.replace("1200G", "1200G, throughput: 300")),
+        (11, "storage `fsx` cannot have the throughput 300"),
+        "choose one of 125, 250, 500, 1000",
+    ),
+    (
+        hyperpod(rest=OLD_LUSTRE.replace("lustre,", "lustre, throughput: 250,")),
+        (9, "`throughput` of storage `fsx` would have no effect"),
+        "remove it: only a new Lustre has it",
+    ),
+    (
         hyperpod(rest=NEW_LUSTRE.replace("size: 1200G", "source: fast")),
         (9, "the source of storage `fsx` is not an id of FSx: `fast`"),
         "it looks like `fs-0123456789abcdef0`",
@@ -298,6 +308,7 @@ def test_refusal_has_line_and_hint(faults, text, problem, hint):
 
 GOOD = [
     hyperpod(NETWORK, NEW_LUSTRE),
+    hyperpod(NETWORK, NEW_LUSTRE.replace("1200G", "1200G, throughput: 500")),
     hyperpod("  ssh_key: key.pub\n", OLD_LUSTRE + IMAGES),
     hyperpod("  ssh_key: key.pub\n", OLD_LUSTRE + IMAGES.replace("/fsx/images", "/fsx")),
     hyperpod(f'  groups: {{train: {{training_plan: "{PLAN.replace("eu-west-1", "us-east-1")}"}}}}\n'),

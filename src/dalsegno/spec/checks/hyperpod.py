@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterator
 
 from dalsegno.hardware import Instance, instances
+from dalsegno.spec.checks.parallelcluster import LUSTRE_THROUGHPUTS
 from dalsegno.spec.checks.report import Problems
 from dalsegno.spec.checks.targets import is_below, partitions_named
 from dalsegno.spec.layout import catalog_instance, login_nodes, own_nodes
-from dalsegno.spec.model import ClusterSpec, MachineSpec
+from dalsegno.spec.model import ClusterSpec, MachineSpec, StorageSpec
 from dalsegno.spec.platform_facts import NOT_OFFERED
 from dalsegno.spec.targets import HyperPod
 
@@ -77,7 +78,7 @@ def _offered(like: Instance) -> str:
 
 
 def _check_place(own: HyperPod, spec: ClusterSpec, report: Problems) -> None:
-    """Check the network, and that training plans are in the cluster's region."""
+    """Check the network and the file systems, and that training plans are in the cluster's region."""
     if bool(own.subnets) != bool(own.security_groups):
         given = "subnets" if own.subnets else "security_groups"
         what = "`hyperpod.subnets` and `hyperpod.security_groups` must be given together"
@@ -97,6 +98,19 @@ def _check_place(own: HyperPod, spec: ClusterSpec, report: Problems) -> None:
             hint = "add them, or name an existing file system with `source: fs-…`"
             if report.whole("hyperpod", "subnets"):
                 report.add(storage, "type", what, hint, reads=("source",))
+        _check_throughput(storage, report)
+
+
+def _check_throughput(storage: StorageSpec, report: Problems) -> None:
+    if storage.throughput is None:
+        return
+    if storage.type == "openzfs" or storage.source:
+        what = f"`throughput` of storage `{storage.name}` would have no effect"
+        report.add(storage, "throughput", what, "remove it: only a new Lustre has it", reads=("type", "source"))
+    elif storage.type == "lustre" and storage.throughput not in LUSTRE_THROUGHPUTS:
+        what = f"storage `{storage.name}` cannot have the throughput {storage.throughput}"
+        choices = ", ".join(map(str, LUSTRE_THROUGHPUTS))
+        report.add(storage, "throughput", what, f"choose one of {choices}", reads=("type", "source"))
 
 
 def _check_limits(own: HyperPod, spec: ClusterSpec, report: Problems) -> None:
