@@ -46,6 +46,7 @@ IMAGES = "containers: {folder: /fsx/images, images: ['docker://a/b:1']}\n"
 HOMES = "{name: home, mount: /home, type: fss, home: true}"
 NFS = "{name: data, mount: /data, type: nfs, source: '10.0.0.5:/export'}"
 NOT_LISTED = "partition `train` has the instance type `{}`, which is not in the catalog"
+REGION = "`{}.region` cannot be `{}`"
 P5, ML_P5 = "did you mean `p5.48xlarge`?", "did you mean `ml.p5.48xlarge`?"
 NEEDS_SUBNETS = "needs `hyperpod.subnets` and `hyperpod.security_groups`"
 
@@ -89,6 +90,19 @@ SPELLINGS = [
         (7, "partition `train` has instance `ml.p5.48xlarge` of aws, but target `oci` is oci"),
         "use `BM.GPU.H100.8`",
     ),
+]
+AWS_EXAMPLE, OCI_EXAMPLE = "it looks like `us-east-1`", "it looks like `eu-frankfurt-1`"
+REGIONS = [
+    (PARALLELCLUSTER.replace("us-east-1", "us-est-1"), (3, REGION.format("parallelcluster", "us-est-1")), AWS_EXAMPLE),
+    (
+        PARALLELCLUSTER.replace("us-east-1", "eu-frankfurt-1"),
+        (3, REGION.format("parallelcluster", "eu-frankfurt-1")),
+        AWS_EXAMPLE,
+    ),
+    (HYPERPOD.replace("us-east-1", "us-est-1"), (4, REGION.format("hyperpod", "us-est-1")), AWS_EXAMPLE),
+    (HYPERPOD.replace("us-east-1", "eu-frankfurt-1"), (4, REGION.format("hyperpod", "eu-frankfurt-1")), AWS_EXAMPLE),
+    (HYPERPOD.replace("us-east-1", "xx-east-1"), (4, REGION.format("hyperpod", "xx-east-1")), AWS_EXAMPLE),
+    (OCI.replace("region: eu-frankfurt-1", "region: FRA"), (4, REGION.format("oci", "FRA")), OCI_EXAMPLE),
 ]
 MISSPELLED = [
     (
@@ -299,7 +313,7 @@ ON_OCI = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("text", "problem", "hint"), SPELLINGS + MISSPELLED + ON_HYPERPOD + ON_OCI)
+@pytest.mark.parametrize(("text", "problem", "hint"), SPELLINGS + REGIONS + MISSPELLED + ON_HYPERPOD + ON_OCI)
 def test_refusal_has_line_and_hint(faults, text, problem, hint):
     (found,) = faults(text)
     assert found[:2] == problem
@@ -325,6 +339,18 @@ GOOD = [
 @pytest.mark.parametrize("text", GOOD)
 def test_settings_that_the_platform_accepts_are_valid(faults, text):
     assert faults(text) == []
+
+
+@pytest.mark.parametrize(
+    "region",
+    [
+        "ap-northeast-3", "ap-southeast-7", "ca-west-1", "eu-central-2", "sa-east-1", "me-south-1", "af-south-1",
+        "il-central-1", "mx-central-1", "us-gov-west-1", "us-iso-east-1", "us-isob-east-1", "eu-isoe-west-1",
+        "us-isof-south-1", "cn-north-1", "cn-northwest-1",
+    ],
+)  # fmt: skip
+def test_every_kind_of_aws_region_is_accepted(faults, region):
+    assert faults(PARALLELCLUSTER.replace("us-east-1", region)) == []
 
 
 @pytest.mark.parametrize(
