@@ -104,6 +104,27 @@ REGIONS = [
     (HYPERPOD.replace("us-east-1", "xx-east-1"), (4, REGION.format("hyperpod", "xx-east-1")), AWS_EXAMPLE),
     (OCI.replace("region: eu-frankfurt-1", "region: FRA"), (4, REGION.format("oci", "FRA")), OCI_EXAMPLE),
 ]
+NO_TARGET = "the cluster file needs `target`"
+ELSEWHERE = [
+    (PARALLELCLUSTER.replace("target: parallelcluster\n", ""), (1, NO_TARGET), "add `target: parallelcluster`"),
+    (HYPERPOD.replace("target: hyperpod\n", ""), (1, NO_TARGET), "add `target: hyperpod`"),
+    (OCI.replace("target: oci\n", ""), (1, NO_TARGET), "add `target: oci`"),
+    (
+        hyperpod("  capacity_type: SPOT\n"),
+        (6, "`hyperpod` has no setting `capacity_type`"),
+        "HyperPod with Slurm has no spot instances",
+    ),
+    (
+        hyperpod("  groups: {train: {spot_price: 1.0}}\n"),
+        (6, "`hyperpod.groups.train` has no setting `spot_price`"),
+        "HyperPod with Slurm has no spot instances",
+    ),
+    (
+        oci("  capacity_type: SPOT\n"),
+        (6, "`oci` has no setting `capacity_type`"),
+        "target `oci` has no spot instances",
+    ),
+]
 MISSPELLED = [
     (
         HYPERPOD.replace("ml.p5.48xlarge", "ml.p5.48xlrge"),
@@ -313,7 +334,9 @@ ON_OCI = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("text", "problem", "hint"), SPELLINGS + REGIONS + MISSPELLED + ON_HYPERPOD + ON_OCI)
+@pytest.mark.parametrize(
+    ("text", "problem", "hint"), SPELLINGS + REGIONS + ELSEWHERE + MISSPELLED + ON_HYPERPOD + ON_OCI
+)
 def test_refusal_has_line_and_hint(faults, text, problem, hint):
     (found,) = faults(text)
     assert found[:2] == problem
