@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from dalsegno.errors import DalsegnoError, NotThere, UsageError
 from dalsegno.system.files import locked, owner_name, read_text, user_of
 from dalsegno.targets import registry
-from dalsegno.targets.folder import ClusterFolder, read_applied, read_identity
+from dalsegno.targets.folder import ClusterFolder, read_applied, read_identity, read_recorded_target
 
 if TYPE_CHECKING:
     from dalsegno.slurm.client import SlurmClient
@@ -114,9 +114,18 @@ def open_cluster(place: ClusterPlace) -> Target:
 
 
 def open_target(target: str, place: ClusterPlace) -> Target:
-    """Open the target that creates a cluster of this kind."""
+    """Open the target that creates a cluster of this kind. Refuse it if the cluster exists on another target."""
     _refuse_inside_a_host()
-    return registry.open_target(target, place.folder)
+    opened = registry.open_target(target, place.folder)
+    folder = ClusterFolder(place.folder)
+    existing = read_recorded_target(folder) if os.path.exists(folder.state) else None
+    if existing not in (None, target):
+        raise UsageError(
+            f"cluster {place.name} is on target {existing}, and the file says {target}",
+            hint=f"choose another `name` in the file, or remove the cluster with `dalsegno down {place.name}`, "
+            "which ends its jobs",
+        )
+    return opened
 
 
 def _refuse_inside_a_host() -> None:

@@ -102,10 +102,19 @@ def test_file_of_this_machine_that_the_head_would_need_is_refused_with_what_to_d
         ("nodes", None),
         ("run train.py -Mlab", None),
         ("run -- train -Mlab", None),
+        ("run ./train.sh -Mlarge", None),
+        ("run -N 2 -Mlab ./train.sh -Mlarge", "lab"),
+        ("run --nproc_per_node 8 -M lab ./train.sh", "lab"),
+        ("run --nodes=2 --cluster=lab ./train.sh --cluster theirs", "lab"),
+        ("run", None),
+        ("submit train.sh -Mlarge", None),
+        ("submit --cluster lab train.sh -Mlarge", "lab"),
+        ("torchrun -m pkg.train -Mlarge", None),
+        ("torchrun --nnodes 2 ./train -Mlarge", None),
     ],
 )
 def test_cluster_is_found_in_each_form_of_the_option(line: str, name: str | None):
-    assert cluster_named(line.split()) == name
+    assert cluster_named(line.split(), cli) == name
 
 
 def test_every_forwarded_command_exists():

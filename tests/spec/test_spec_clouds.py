@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from dalsegno.hardware import instances
-from dalsegno.spec.checks.hyperpod import MAX_GROUPS, MAX_NODES, MAX_TAG_KEY, MAX_VOLUME_GIB, NOT_OFFERED
+from dalsegno.spec.checks.hyperpod import MAX_GROUPS, MAX_NODES, MAX_TAG_KEY, MAX_VOLUME_GIB
 from dalsegno.spec.checks.oci import lustre_size
+from dalsegno.spec.platform_facts import NOT_OFFERED
 from dalsegno.targets.cloud.service_model import input_shape
 
 RECORDED = Path(__file__).parents[1] / "recorded"
@@ -44,6 +45,9 @@ OLD_LUSTRE = "storage: [{name: fsx, mount: /fsx, type: lustre, source: fs-012345
 IMAGES = "containers: {folder: /fsx/images, images: ['docker://a/b:1']}\n"
 HOMES = "{name: home, mount: /home, type: fss, home: true}"
 NFS = "{name: data, mount: /data, type: nfs, source: '10.0.0.5:/export'}"
+NOT_LISTED = "partition `train` has the instance type `{}`, which is not in the catalog"
+REGION = "`{}.region` cannot be `{}`"
+P5, ML_P5 = "did you mean `p5.48xlarge`?", "did you mean `ml.p5.48xlarge`?"
 NEEDS_SUBNETS = "needs `hyperpod.subnets` and `hyperpod.security_groups`"
 
 
@@ -87,6 +91,70 @@ SPELLINGS = [
         "use `BM.GPU.H100.8`",
     ),
 ]
+AWS_EXAMPLE, OCI_EXAMPLE = "it looks like `us-east-1`", "it looks like `eu-frankfurt-1`"
+REGIONS = [
+    (PARALLELCLUSTER.replace("us-east-1", "us-est-1"), (3, REGION.format("parallelcluster", "us-est-1")), AWS_EXAMPLE),
+    (
+        PARALLELCLUSTER.replace("us-east-1", "eu-frankfurt-1"),
+        (3, REGION.format("parallelcluster", "eu-frankfurt-1")),
+        AWS_EXAMPLE,
+    ),
+    (HYPERPOD.replace("us-east-1", "us-est-1"), (4, REGION.format("hyperpod", "us-est-1")), AWS_EXAMPLE),
+    (HYPERPOD.replace("us-east-1", "eu-frankfurt-1"), (4, REGION.format("hyperpod", "eu-frankfurt-1")), AWS_EXAMPLE),
+    (HYPERPOD.replace("us-east-1", "xx-east-1"), (4, REGION.format("hyperpod", "xx-east-1")), AWS_EXAMPLE),
+    (OCI.replace("region: eu-frankfurt-1", "region: FRA"), (4, REGION.format("oci", "FRA")), OCI_EXAMPLE),
+]
+NO_TARGET = "the cluster file needs `target`"
+ELSEWHERE = [
+    (PARALLELCLUSTER.replace("target: parallelcluster\n", ""), (1, NO_TARGET), "add `target: parallelcluster`"),
+    (HYPERPOD.replace("target: hyperpod\n", ""), (1, NO_TARGET), "add `target: hyperpod`"),
+    (OCI.replace("target: oci\n", ""), (1, NO_TARGET), "add `target: oci`"),
+    (
+        hyperpod("  capacity_type: SPOT\n"),
+        (6, "`hyperpod` has no setting `capacity_type`"),
+        "HyperPod with Slurm has no spot instances",
+    ),
+    (
+        hyperpod("  groups: {train: {spot_price: 1.0}}\n"),
+        (6, "`hyperpod.groups.train` has no setting `spot_price`"),
+        "HyperPod with Slurm has no spot instances",
+    ),
+    (
+        oci("  capacity_type: SPOT\n"),
+        (6, "`oci` has no setting `capacity_type`"),
+        "target `oci` has no spot instances",
+    ),
+]
+MISSPELLED = [
+    (
+        HYPERPOD.replace("ml.p5.48xlarge", "ml.p5.48xlrge"),
+        (8, NOT_LISTED.format("ml.p5.48xlrge")),
+        ML_P5,
+    ),
+    (HYPERPOD.replace("ml.p5.48xlarge", "p5.48xlrge"), (8, NOT_LISTED.format("p5.48xlrge")), ML_P5),
+    (
+        HYPERPOD.replace("ml.p5.48xlarge", "ml.zzz"),
+        (8, NOT_LISTED.format("ml.zzz")),
+        "also give `cpus` and `memory`",
+    ),
+    (PARALLELCLUSTER.replace("p5.48", "ml.p5.48x"), (4, NOT_LISTED.format("ml.p5.48xxlarge")), P5),
+    (PARALLELCLUSTER.replace("p5.48xlarge", "p5.48xlrge"), (4, NOT_LISTED.format("p5.48xlrge")), P5),
+    (
+        HYPERPOD.replace("instance: ml.p5", "gpus: 1, instance: ml.p5"),
+        (8, "partition `train` asks for 1 gpus per node, but `p5.48xlarge` has 8"),
+        "use `ml.p5.4xlarge` (1 x H100), or set `gpus: 8`",
+    ),
+    (
+        HYPERPOD.replace("instance: ml.p5.48xlarge", "gpus: 1, instance: ml.m5.large"),
+        (8, "partition `train` asks for 1 gpus per node, but `m5.large` has none"),
+        "such as `ml.p5.48xlarge` (8 x H100)",
+    ),
+    (
+        HYPERPOD.replace(", instance: ml.p5.48xlarge", ""),
+        (8, "partition `train` needs an `instance`: hyperpod rents machines by type"),
+        "add `instance: ml.p5.48xlarge`",
+    ),
+]
 ON_HYPERPOD = [
     (
         HYPERPOD.replace("head: {instance: ml.m5.2xlarge}\n", ""),
@@ -110,6 +178,16 @@ ON_HYPERPOD = [
     ),
     (hyperpod(rest=NEW_LUSTRE), (9, f"storage `fsx` is new, and {NEEDS_SUBNETS}"), "source: fs-…"),
     (
+        hyperpod(NETWORK, NEW_LUSTRE.replace("1200G", "1200G, throughput: 300")),
+        (11, "storage `fsx` cannot have the throughput 300"),
+        "choose one of 125, 250, 500, 1000",
+    ),
+    (
+        hyperpod(rest=OLD_LUSTRE.replace("lustre,", "lustre, throughput: 250,")),
+        (9, "`throughput` of storage `fsx` would have no effect"),
+        "remove it: only a new Lustre has it",
+    ),
+    (
         hyperpod(rest=NEW_LUSTRE.replace("size: 1200G", "source: fast")),
         (9, "the source of storage `fsx` is not an id of FSx: `fast`"),
         "it looks like `fs-0123456789abcdef0`",
@@ -128,6 +206,11 @@ ON_HYPERPOD = [
         hyperpod(rest=OLD_LUSTRE + IMAGES),
         (10, "`images` need `hyperpod.ssh_key`, because `up` imports them on the controller over ssh"),
         "add the key, or run `dalsegno image import` on the controller yourself",
+    ),
+    (
+        hyperpod("  ssh_key: key.pub\n", OLD_LUSTRE + IMAGES.replace("/fsx/images", "/fsx2/images")),
+        (11, "`images` need a `folder` on shared storage, where all instances find them"),
+        "`folder: /fsx/images`",
     ),
     (
         HYPERPOD.replace("name: demo", "name: demo-"),
@@ -251,7 +334,9 @@ ON_OCI = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("text", "problem", "hint"), SPELLINGS + ON_HYPERPOD + ON_OCI)
+@pytest.mark.parametrize(
+    ("text", "problem", "hint"), SPELLINGS + REGIONS + ELSEWHERE + MISSPELLED + ON_HYPERPOD + ON_OCI
+)
 def test_refusal_has_line_and_hint(faults, text, problem, hint):
     (found,) = faults(text)
     assert found[:2] == problem
@@ -260,7 +345,9 @@ def test_refusal_has_line_and_hint(faults, text, problem, hint):
 
 GOOD = [
     hyperpod(NETWORK, NEW_LUSTRE),
+    hyperpod(NETWORK, NEW_LUSTRE.replace("1200G", "1200G, throughput: 500")),
     hyperpod("  ssh_key: key.pub\n", OLD_LUSTRE + IMAGES),
+    hyperpod("  ssh_key: key.pub\n", OLD_LUSTRE + IMAGES.replace("/fsx/images", "/fsx")),
     hyperpod(f'  groups: {{train: {{training_plan: "{PLAN.replace("eu-west-1", "us-east-1")}"}}}}\n'),
     OCI.replace("xYzA:EU-FRANKFURT-1", "Uocm:PHX").replace("eu-frankfurt-1", "us-phoenix-1"),
     OCI.replace("EU-FRANKFURT-1", "US-ASHBURN").replace("eu-frankfurt-1", "us-ashburn-1"),
@@ -275,6 +362,18 @@ GOOD = [
 @pytest.mark.parametrize("text", GOOD)
 def test_settings_that_the_platform_accepts_are_valid(faults, text):
     assert faults(text) == []
+
+
+@pytest.mark.parametrize(
+    "region",
+    [
+        "ap-northeast-3", "ap-southeast-7", "ca-west-1", "eu-central-2", "sa-east-1", "me-south-1", "af-south-1",
+        "il-central-1", "mx-central-1", "us-gov-west-1", "us-iso-east-1", "us-isob-east-1", "eu-isoe-west-1",
+        "us-isof-south-1", "cn-north-1", "cn-northwest-1",
+    ],
+)  # fmt: skip
+def test_every_kind_of_aws_region_is_accepted(faults, region):
+    assert faults(PARALLELCLUSTER.replace("us-east-1", region)) == []
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,23 @@ def test_init_names_the_examples_to_replace_and_the_next_commands(run, tmp_path,
     assert all("own.yaml" in words for words in re.findall(r"`dalsegno ([^`]*)`", said) if "run" not in words)
 
 
+@pytest.mark.parametrize(
+    ("flag", "target", "warning"),
+    [
+        ("--spot", "hyperpod", "target `hyperpod` has no spot instances"),
+        ("--spot", "local", "target `local` has no spot instances"),
+        ("--managed", "parallelcluster", "with target `parallelcluster`, nobody but you manages the machines"),
+        ("--mig", "oci", "Dal Segno does not create MIG slices; create them in the image, or compare `eks`"),
+        ("--spot", "parallelcluster", ""),
+        ("--managed", "hyperpod", ""),
+        ("--self-managed", "ssh", ""),
+    ],
+)
+def test_init_warns_of_a_need_that_the_named_target_does_not_meet(run, flag, target, warning):
+    said = run(init, "--target", target, flag).stderr.splitlines()
+    assert [line for line in said if line.startswith("warning: ")] == ([f"warning: {warning}"] if warning else [])
+
+
 def test_validate_prints_a_summary_line(run, tmp_path):
     text = "name: demo\ntarget: local\npartitions: [{name: t, nodes: 4, spares: 1, instance: p5.48xlarge}]\n"
     (tmp_path / "c.yaml").write_text(text)

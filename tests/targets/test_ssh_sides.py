@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from dalsegno.cli.forwarding import cluster_named
+from dalsegno.cli.main import cli
 from dalsegno.errors import CommandFailed, NotThere, TargetError
 from dalsegno.spec.facts import Cluster, Node, Partition, SshAccess, SshHost, facts_to_json
 from dalsegno.system.processes import Completed, FakeRunner
@@ -132,4 +133,4 @@ def test_damaged_state_is_shown_as_such(tmp_path):
     ],
 )
 def test_cluster_is_named_before_the_arguments_of_a_script(words, name):
-    assert cluster_named(words.split()) == name
+    assert cluster_named(words.split(), cli) == name

@@ -22,7 +22,6 @@ FORWARDED = frozenset({
 AS_ROOT = frozenset({"monitor", "web", "automation"})
 # These commands change hosts, as `up` does, so they run on this machine.
 CHANGES_HOSTS = (("monitor", "up"), ("monitor", "down"))
-TAKES_A_COMMAND = ("run", "torchrun", "submit")
 # Options of forwarded commands that write files
 FILE_OPTIONS = ("--output", "--svg", "--png", "--report", "--timeline")
 LOCAL_SOURCES = ("docker-archive:", "oci:", "oci-archive:", "dockerd://", "podman://")
@@ -40,7 +39,7 @@ def forward(arguments: Sequence[str], group: click.Group) -> None:
     from dalsegno.targets.registry import is_elsewhere
 
     try:
-        place = find_place(cluster_named(arguments))
+        place = find_place(cluster_named(arguments, group))
     except DalsegnoError:
         return  # the command itself reports the error, or needs no cluster
     if not is_elsewhere(place.folder) or runs_here(arguments, group, os.environ):
@@ -141,7 +140,8 @@ def read_options(group: click.Group, arguments: Sequence[str]) -> Options | None
             command = command.get_command(click.Context(command), rest.pop(0))
         if command is None:
             return None
-        found, _, _ = command.make_parser(click.Context(command)).parse_args(rest)
+        settings = {**command.context_settings, "ignore_unknown_options": False}  # a misspelled option is invalid
+        found, _, _ = command.make_parser(click.Context(command, **settings)).parse_args(rest)
     except click.UsageError:
         return None
     # for an option that is not given, some versions of click return a placeholder object
@@ -149,13 +149,20 @@ def read_options(group: click.Group, arguments: Sequence[str]) -> Options | None
     return None if given.get("help") else given
 
 
-def cluster_named(arguments: Sequence[str]) -> str | None:
-    """Return the value of --cluster.
+def cluster_named(arguments: Sequence[str], group: click.Group) -> str | None:
+    """Return the value of --cluster; None if it is not given.
 
     Arguments that follow `--` or the script of a run belong to the script, and are not searched.
     """
+    name = arguments[0]
+    if name == "torchrun":
+        return None  # torchrun's command line has no such option
+    if name in ("run", "submit"):
+        # only the command's own parser knows which word is the script, and which is the value of an option
+        named = (read_options(group, arguments) or {}).get("cluster")
+        return str(named) if named is not None else None
     for at, word in enumerate(arguments[1:], start=1):
-        if word == "--" or (word.endswith(".py") and arguments[0] in TAKES_A_COMMAND):
+        if word == "--":
             return None
         if word in ("--cluster", "-M"):
             return arguments[at + 1] if at + 1 < len(arguments) else None

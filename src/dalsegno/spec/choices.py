@@ -94,7 +94,7 @@ def recommend(needs: Needs) -> Recommendation:
             hint="`dalsegno compare` shows the choices that are based on Kubernetes",
         )
     target, why = _target(needs)
-    return Recommendation(target, why, tuple(_cautions(needs, target)))
+    return Recommendation(target, why, tuple(cautions(needs, target)))
 
 
 def _target(needs: Needs) -> tuple[str, tuple[str, str]]:
@@ -137,7 +137,8 @@ def _on_aws(needs: Needs) -> tuple[str, tuple[str, str]]:
     )
 
 
-def _cautions(needs: Needs, target: str) -> list[str]:
+def cautions(needs: Needs, target: str) -> list[str]:
+    """Return a sentence for each of the needs that the target does not meet."""
     found = []
     if needs.mig:
         found.append("Dal Segno does not create MIG slices; create them in the image, or compare `eks`")

@@ -19,6 +19,7 @@ from dalsegno.spec.checks.report import Problems
 from dalsegno.spec.document import Document, KeyPath, Table, read_document
 from dalsegno.spec.model import ClusterSpec
 from dalsegno.spec.section import Section, hint_unknown, meant_key, one_line, show
+from dalsegno.spec.targets import TARGETS
 
 # list of named sections -> the noun for one entry
 _NOUNS = {
@@ -99,6 +100,8 @@ def describe_error(error: ErrorDetails, path: KeyPath, data: Any, root: type[Sec
     if kind == "missing":
         key = str(path[-1])
         example = _EXAMPLES.get(key) if len(path) == 1 else _EXAMPLES_IN.get(tuple(path))
+        if path == ("target",) and (block := next((name for name in TARGETS if name in data), None)):
+            example = f"`target: {block}`"
         return f"{name_value(path[:-1], data)} needs `{key}`", f"add {example or f'`{key}:`'}"
     subject = name_value(path, data)
     if error["loc"][-1:] == ("[key]",):

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from dalsegno.spec.section import Section
-from dalsegno.spec.targets import Cidr, File, Region, Tags
+from dalsegno.spec.targets import Cidr, File, Tags
 from dalsegno.spec.values import SizeMiB, shaped
 
 _OCID = r"ocid1\.{kind}\.[a-z0-9]{{1,20}}\.[a-z0-9-]{{0,40}}\.[a-z0-9]{{1,100}}"
@@ -22,11 +22,13 @@ ImageId = Annotated[str, shaped(_OCID.format(kind="image"), "ocid1.image.oc1.eu-
 StackId = Annotated[str, shaped(_OCID.format(kind="ormstack"), "ocid1.ormstack.oc1.eu-frankfurt-1.aaaaaaaaexample")]
 DomainName = Annotated[str, shaped(r"([A-Za-z0-9]{1,8}:)?[A-Za-z0-9-]{1,40}-AD-\d", "xYzA:EU-FRANKFURT-1-AD-1")]
 
+OciRegion = Annotated[str, shaped(r"[a-z]{2}(-[a-z]+)+-\d", "eu-frankfurt-1")]
+
 
 class Oci(Section):
     """Oracle Cloud Infrastructure with the HPC stack."""
 
-    region: Region = Field(description="OCI region: eu-frankfurt-1.")
+    region: OciRegion = Field(description="OCI region: eu-frankfurt-1.")
     compartment: CompartmentId = Field(description="OCID of the compartment for all created resources.")
     tenancy: TenancyId | None = Field(default=None, description="OCID of the tenancy. Default: from ~/.oci/config.")
     ad: DomainName = Field(description="Availability domain. `oci iam availability-domain list` shows their names.")

@@ -77,6 +77,13 @@ class OciFacts:
     tags: Mapping[str, str] = field(default_factory=dict)
 
 
+# The instance types of AWS in the catalog that HyperPod's CreateCluster refuses
+NOT_OFFERED = frozenset({
+    "p3.2xlarge", "p3.8xlarge", "p3.16xlarge", "p3dn.24xlarge", "g4dn.metal", "trn1.2xlarge", "t3.micro", "t3.small",
+    "r5.large", "r5.xlarge", "r5.2xlarge", "r5.4xlarge", "r5.8xlarge", "r5.12xlarge", "r5.16xlarge", "r5.24xlarge",
+    "c7i.large", "c7i.xlarge", "c7i.2xlarge", "c7i.4xlarge", "c7i.8xlarge", "c7i.12xlarge", "c7i.16xlarge",
+    "c7i.24xlarge", "c7i.48xlarge", "hpc6a.48xlarge", "hpc7a.96xlarge",
+})  # fmt: skip
 # The images that each release of the stack offers. For Ubuntu, users need their own image.
 GPU_IMAGES = {"v2.10": "GPU_OL8_NV550", "v3": "GPU_OL8_NV570"}
 HPC_IMAGE = "HPC_OL8"

@@ -99,6 +99,12 @@ _ALIASES = {
     "id": "uid",
     "cluster_name": "name",
 }
+# target without spot instances -> the hint for ParallelCluster's settings of them
+_NO_SPOT = {
+    "hyperpod": "HyperPod with Slurm has no spot instances; `training_plan` below `groups:` reserves capacity",
+    "oci": "target `oci` has no spot instances",
+}
+_SPOT_KEYS = ("capacity_type", "spot_price")
 _LISTED = 14
 
 
@@ -114,6 +120,8 @@ def meant_key(root: type[Section], path: KeyPath, key: str) -> str:
 
 def hint_unknown(root: type[Section], path: KeyPath, key: str) -> str:
     """Return a hint for the unknown `key` in the section at `path`."""
+    if path and _normalized(key) in _SPOT_KEYS and path[0] in _NO_SPOT:
+        return _NO_SPOT[str(path[0])]
     if meant := meant_key(root, path, key):
         return f"did you mean `{meant}`?"
     model = _model_at(root, path)

@@ -153,7 +153,10 @@ class Ssh(Section):
 # AWS: `parallelcluster:` and `hyperpod:`
 _ARN = r"arn:aws[a-z-]*:{service}:[a-z0-9-]*:\d{{12}}:{rest}"
 
-Region = Annotated[str, shaped(r"[a-z]{2}(-[a-z]+)+-\d", "us-east-1")]
+# A pattern and not a list of regions, because AWS adds regions. Every name has a part of the world and a direction.
+_AWS_AREA = r"us|eu|ap|sa|ca|me|af|il|mx|cn|us-gov|us-iso[bf]?|eu-isoe"
+_DIRECTION = r"(north|south)(east|west)?|east|west|central"
+Region = Annotated[str, shaped(rf"({_AWS_AREA})-({_DIRECTION})-\d", "us-east-1")]
 SubnetId = Annotated[str, shaped(r"subnet-[0-9a-f]{8,17}", "subnet-0123456789abcdef0")]
 SecurityGroupId = Annotated[str, shaped(r"sg-[0-9a-f]{8,17}", "sg-0123456789abcdef0")]
 ReservationId = Annotated[str, shaped(r"cr-[0-9a-f]{8,17}", "cr-0123456789abcdef0")]

@@ -166,6 +166,11 @@ def read_facts(kind: type[T], path: Path) -> T | None:
 
 def read_target(folder: ClusterFolder) -> str:
     """Return the name of the target that created the cluster, even if the cluster is incomplete or damaged."""
+    return read_recorded_target(folder) or OLDEST_TARGET
+
+
+def read_recorded_target(folder: ClusterFolder) -> str | None:
+    """Return the target that the state folder names; None if it names none or cannot be read."""
     for path in (folder.state, folder.applied):
         try:
             value = read_json(path)
@@ -173,7 +178,7 @@ def read_target(folder: ClusterFolder) -> str:
             continue
         if isinstance(value, dict) and isinstance(value.get("target"), str):
             return str(value["target"])
-    return OLDEST_TARGET
+    return None
 
 
 def read_role(folder: ClusterFolder) -> ClusterRole | None:

@@ -64,7 +64,7 @@ def init(file: str, target: str | None, name: str, force: bool, ask: bool, **ans
     dalsegno init --on aws --for pretraining --duration weeks
     dalsegno init --ask
     """
-    from dalsegno.spec.choices import fit_starter, recommend
+    from dalsegno.spec.choices import cautions, fit_starter, recommend
     from dalsegno.spec.load import parse_spec
     from dalsegno.spec.model import starter
     from dalsegno.spec.targets import DEFAULT_TARGET
@@ -89,7 +89,7 @@ def init(file: str, target: str | None, name: str, force: bool, ask: bool, **ans
     write_atomic(path, text)
     for line in chosen.why if chosen else ():
         out.talk(line)
-    for line in chosen.cautions if chosen else ():
+    for line in chosen.cautions if chosen else cautions(needs, target):
         out.warn(line)
     for line in next_steps(target, file):
         out.talk(line)

@@ -6,10 +6,12 @@ import re
 from collections.abc import Iterator
 
 from dalsegno.hardware import Instance, instances
+from dalsegno.spec.checks.parallelcluster import LUSTRE_THROUGHPUTS
 from dalsegno.spec.checks.report import Problems
-from dalsegno.spec.checks.targets import partitions_named
+from dalsegno.spec.checks.targets import is_below, partitions_named
 from dalsegno.spec.layout import catalog_instance, login_nodes, own_nodes
-from dalsegno.spec.model import ClusterSpec, MachineSpec
+from dalsegno.spec.model import ClusterSpec, MachineSpec, StorageSpec
+from dalsegno.spec.platform_facts import NOT_OFFERED
 from dalsegno.spec.targets import HyperPod
 
 # Limits of a CreateCluster request
@@ -17,13 +19,6 @@ MAX_NODES, MAX_GROUPS, MAX_VOLUME_GIB, MAX_TAG_KEY = 6758, 100, 16_384, 128
 _TAG = re.compile(r"[\w\s.:/=+\-@]*")
 _FILE_SYSTEM = re.compile(r"fs-[0-9a-f]{8,17}")
 _EXAMPLE = "p5.48xlarge"
-# The instance types of AWS in the catalog that CreateCluster refuses
-NOT_OFFERED = frozenset({
-    "p3.2xlarge", "p3.8xlarge", "p3.16xlarge", "p3dn.24xlarge", "g4dn.metal", "trn1.2xlarge", "t3.micro", "t3.small",
-    "r5.large", "r5.xlarge", "r5.2xlarge", "r5.4xlarge", "r5.8xlarge", "r5.12xlarge", "r5.16xlarge", "r5.24xlarge",
-    "c7i.large", "c7i.xlarge", "c7i.2xlarge", "c7i.4xlarge", "c7i.8xlarge", "c7i.12xlarge", "c7i.16xlarge",
-    "c7i.24xlarge", "c7i.48xlarge", "hpc6a.48xlarge", "hpc7a.96xlarge",
-})  # fmt: skip
 
 
 def check_hyperpod(spec: ClusterSpec, report: Problems) -> None:
@@ -83,7 +78,7 @@ def _offered(like: Instance) -> str:
 
 
 def _check_place(own: HyperPod, spec: ClusterSpec, report: Problems) -> None:
-    """Check the network, and that training plans are in the cluster's region."""
+    """Check the network and the file systems, and that training plans are in the cluster's region."""
     if bool(own.subnets) != bool(own.security_groups):
         given = "subnets" if own.subnets else "security_groups"
         what = "`hyperpod.subnets` and `hyperpod.security_groups` must be given together"
@@ -103,6 +98,19 @@ def _check_place(own: HyperPod, spec: ClusterSpec, report: Problems) -> None:
             hint = "add them, or name an existing file system with `source: fs-…`"
             if report.whole("hyperpod", "subnets"):
                 report.add(storage, "type", what, hint, reads=("source",))
+        _check_throughput(storage, report)
+
+
+def _check_throughput(storage: StorageSpec, report: Problems) -> None:
+    if storage.throughput is None:
+        return
+    if storage.type == "openzfs" or storage.source:
+        what = f"`throughput` of storage `{storage.name}` would have no effect"
+        report.add(storage, "throughput", what, "remove it: only a new Lustre has it", reads=("type", "source"))
+    elif storage.type == "lustre" and storage.throughput not in LUSTRE_THROUGHPUTS:
+        what = f"storage `{storage.name}` cannot have the throughput {storage.throughput}"
+        choices = ", ".join(map(str, LUSTRE_THROUGHPUTS))
+        report.add(storage, "throughput", what, f"choose one of {choices}", reads=("type", "source"))
 
 
 def _check_limits(own: HyperPod, spec: ClusterSpec, report: Problems) -> None:
@@ -133,7 +141,7 @@ def _check_images(own: HyperPod, spec: ClusterSpec, report: Problems) -> None:
     """Check that `up` can import the images into a folder that all instances see."""
     if not spec.containers.images:
         return
-    if not (spec.containers.folder or "").startswith(tuple(f"{each.mount}/" for each in spec.storage)):
+    if not is_below(spec.containers.folder, [each.mount for each in spec.storage]):
         what = "`images` need a `folder` on shared storage, where all instances find them"
         hint = "add storage with the mount point /fsx, and `folder: /fsx/images`"
         report.add(spec.containers, "images", what, hint, reads=("folder",))

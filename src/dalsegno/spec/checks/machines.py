@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dalsegno.errors import NotThere
-from dalsegno.hardware import Instance, did_you_mean, find_instance, gpu_of, gpus, instances
+from dalsegno.hardware import Instance, closest, did_you_mean, gpu_of, gpus, instances
 from dalsegno.hostlist import MAX_NODES
 from dalsegno.spec.checks.report import Problems
 from dalsegno.spec.layout import (
@@ -16,6 +15,7 @@ from dalsegno.spec.layout import (
     own_spares,
 )
 from dalsegno.spec.model import ClusterSpec, MachineSpec, PartitionSpec
+from dalsegno.spec.platform_facts import NOT_OFFERED
 from dalsegno.spec.section import place
 from dalsegno.spec.slurm import SwitchSpec, Topology
 
@@ -40,14 +40,15 @@ def check_machines(spec: ClusterSpec, report: Problems) -> None:
 def _instance(machine: MachineSpec, whose: str, spec: ClusterSpec, report: Problems) -> None:
     if not machine.instance:
         return
-    known = catalog_instance(machine)
-    if (known is None or known.provider == "aws") and report.whole("target"):
+    instance = catalog_instance(machine)
+    unsized = instance is None and (machine.cpus is None or machine.memory is None)
+    meant = _meant_type(machine.instance, spec, report) if unsized else ""
+    if not meant and (instance is None or instance.provider == "aws") and report.whole("target"):
         _prefix(machine, whose, spec, report)
-    try:
-        instance = find_instance(machine.instance)
-    except NotThere as error:
-        if machine.cpus is None or machine.memory is None:
-            hint = error.hint or "for a type that is not in the catalog, also give `cpus` and `memory`"
+    if instance is None:
+        if unsized:
+            sizes = "for a type that is not in the catalog, also give `cpus` and `memory`"
+            hint = f"did you mean `{meant}`?" if meant else sizes
             what = f"{whose} has the instance type `{machine.instance}`, which is not in the catalog"
             report.add(machine, "instance", what, hint, reads=("cpus", "memory"))
         return
@@ -56,12 +57,28 @@ def _instance(machine: MachineSpec, whose: str, spec: ClusterSpec, report: Probl
         what = (
             f"{whose} has instance `{machine.instance}` of {instance.provider}, but target `{spec.target}` is {wanted}"
         )
-        same = next(
-            (each for each in instances().values() if each.provider == wanted and _as_many(each, instance)), None
-        )
-        prefix = "ml." if spec.target == "hyperpod" else ""
-        hint = f"use `{prefix}{same.name}`" if same else f"choose an instance type of {wanted}"
+        same = next((each for each in _types(spec.target) if _as_many(each, instance)), None)
+        hint = f"use `{_spelled(same.name, spec.target)}`" if same else f"choose an instance type of {wanted}"
         report.add(machine, "instance", what, hint)
+
+
+def _meant_type(name: str, spec: ClusterSpec, report: Problems) -> str:
+    """Return the instance type of the target that `name` probably misspells, as the target writes it, or ""."""
+    target = spec.target if report.whole("target") else ""
+    meant = closest(name.removeprefix("ml."), [each.name for each in _types(target)])
+    return meant and _spelled(meant, target)
+
+
+def _types(target: str) -> list[Instance]:
+    """Return the instance types in the catalog that the target can rent; all of them if it rents none."""
+    wanted = _PROVIDERS.get(target)
+    there = [each for each in instances().values() if wanted in (None, each.provider)]
+    return [each for each in there if target != "hyperpod" or each.name not in NOT_OFFERED]
+
+
+def _spelled(name: str, target: str) -> str:
+    """Return the name of an instance type as the target writes it: HyperPod's names start with `ml.`."""
+    return f"ml.{name}" if target == "hyperpod" else name
 
 
 def _as_many(one: Instance, other: Instance) -> bool:
@@ -126,7 +143,7 @@ def _gpus(partition: PartitionSpec, report: Problems) -> None:
     if partition.gpus is not None and partition.gpus != instance.gpus:
         has = str(instance.gpus or "none")
         what = f"partition `{partition.name}` asks for {partition.gpus} gpus per node, but `{instance.name}` has {has}"
-        report.add(partition, "gpus", what, _hint_gpus(instance, partition.gpus), reads=("instance",))
+        report.add(partition, "gpus", what, _hint_gpus(partition, instance, partition.gpus), reads=("instance",))
     gpu = gpu_of(instance)
     real = gpu.slurm_type if gpu else "no GPU"
     if partition.gpu_type and partition.gpu_type not in (real, instance.gpu):
@@ -136,12 +153,13 @@ def _gpus(partition: PartitionSpec, report: Problems) -> None:
         report.add(partition, "gpu_type", what, "leave `gpu_type` out; it is in the catalog", reads=("instance",))
 
 
-def _hint_gpus(instance: Instance, wanted: int) -> str:
+def _hint_gpus(partition: PartitionSpec, instance: Instance, wanted: int) -> str:
+    prefix = "ml." if partition.instance.startswith("ml.") else ""
     if not instance.gpus:
-        return "leave `gpus` out, or use a type that has some, such as `p5.48xlarge` (8 x H100)"
+        return f"leave `gpus` out, or use a type that has some, such as `{prefix}p5.48xlarge` (8 x H100)"
     other = next((each for each in instances().values() if _is_sister(each, instance) and each.gpus == wanted), None)
     gpu = gpu_of(other) if other else None
-    use = f"use `{other.name}` ({other.gpus} x {gpu.slurm_type.upper()}), or " if other and gpu else ""
+    use = f"use `{prefix}{other.name}` ({other.gpus} x {gpu.slurm_type.upper()}), or " if other and gpu else ""
     return f"{use}set `gpus: {instance.gpus}`"
 
 
@@ -169,7 +187,7 @@ def _misspelt_gpu(gpu_type: str) -> str:
 
 def _cloud_needs_instance(partition: PartitionSpec, spec: ClusterSpec, report: Problems) -> None:
     if spec.target in _PROVIDERS and not partition.instance and report.whole("target"):
-        example = "BM.GPU.H100.8" if spec.target == "oci" else "p5.48xlarge"
+        example = {"oci": "BM.GPU.H100.8", "hyperpod": "ml.p5.48xlarge"}.get(spec.target, "p5.48xlarge")
         what = f"partition `{partition.name}` needs an `instance`: {spec.target} rents machines by type"
         report.add(partition, "instance", what, f"add `instance: {example}`", reads=("nodes_from",))
 

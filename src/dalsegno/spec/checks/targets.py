@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 from dalsegno.hardware import did_you_mean
 from dalsegno.spec.checks.machines import nodes_known
@@ -245,9 +247,14 @@ def check_containers(spec: ClusterSpec, report: Problems) -> None:
         report.add(spec.containers, "images", what, "remove `enabled: false`, or `images`", reads=("enabled",))
     if spec.containers.images and spec.target in _IMAGES_ON_HEAD and report.whole("target"):
         shared = ["/home", *(storage.mount for storage in spec.storage if storage.type != "scratch")]
-        if not (spec.containers.folder or "").startswith(tuple(f"{mount}/" for mount in shared)):
+        if not is_below(spec.containers.folder, shared):
             what = "`images` need a `folder` on storage that all machines see"
             report.add(spec.containers, "images", what, "add for example `folder: /home/images`", reads=("folder",))
+
+
+def is_below(folder: str | None, mounts: Iterable[str]) -> bool:
+    """Return whether a folder is one of the mount points, or below one of them."""
+    return folder is not None and any(PurePosixPath(folder).is_relative_to(mount) for mount in mounts)
 
 
 def check_unbuilt(spec: ClusterSpec, report: Problems) -> None:
