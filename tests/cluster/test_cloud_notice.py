@@ -1,12 +1,14 @@
 """Tests of a cloud's notice that it will take a node back. The virtual hosts have a metadata service like EC2's."""
 
+import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from dalsegno.system.hanging_calls import slowness
-from dalsegno.wire.cloud_notice import find_notice
+from dalsegno.wire.cloud_notice import CLOUD_FILE, find_notice
 from tests.cluster.conftest import NO_LOAD_TESTS, PINGED_S, Cli, at_home, taken_down
 from tests.cluster.runs import STEPPING, Run
 from tests.waiting import PATIENCE, eventually
@@ -131,6 +133,30 @@ def test_run_moves_without_the_node_agent_because_its_own_agent_reads_the_notice
     assert taken not in run.nodes and find_notice(reason(cli, taken)) is None
     assert_no_step_is_lost(run)
     assert run.finish() == 0
+    cli.ok("inject", "--clear", taken)
+    eventually(lambda: state(cli, taken) == "idle", PINGED_S)
+
+
+@pytest.mark.long
+def test_run_moves_before_the_end_of_reserved_time_although_no_controller_drains_the_node(on_ec2: Cli) -> None:
+    cli = on_ec2
+    run = Run.start(cli, cli.home / "ends", *WORDS, "--spares", "1", script=SAVES)
+    run.wait_for_step(1)
+    run.wait_for_spares(1)
+    taken, end = run.nodes[1], int(time.time()) + 400
+
+    cli.ok("inject", "agent-dead", taken)  # so the controller does not learn of the end
+    file = cli.home / "clusters/one/etc" / CLOUD_FILE
+    before = file.read_text()
+    file.write_text(json.dumps({**json.loads(before), "ends": {taken: end}}))
+    run.wait_for_step(2)
+
+    assert taken not in run.nodes and find_notice(reason(cli, taken)) is None
+    (noticed,) = run.journal("notice")
+    assert (noticed["node"], noticed["kind"], noticed["deadline"]) == (taken, "capacity-block", end)
+    assert_no_step_is_lost(run)
+    assert run.finish() == 0
+    file.write_text(before)
     cli.ok("inject", "--clear", taken)
     eventually(lambda: state(cli, taken) == "idle", PINGED_S)
 

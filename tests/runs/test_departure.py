@@ -14,7 +14,7 @@ from dalsegno.runs.coordinator.nodes.allocation_actions import (
     WidenNext,
     WriteJournal,
 )
-from dalsegno.runs.coordinator.nodes.departure import LAST_S, SAVE_S, Departure, plan_departure
+from dalsegno.runs.coordinator.nodes.departure import AVOID_S, LAST_S, SAVE_S, Departure, plan_departure
 from dalsegno.runs.journal import RunEvent
 from dalsegno.slurm.facts import NodeFlag
 from dalsegno.wire.cloud_notice import SPOT_S, CloudNotice, NoticeKind
@@ -134,3 +134,21 @@ def test_wrong_clock_of_the_head_does_not_give_a_spot_instance_more_time(kind: N
     before, after = (seen("n1", "n2", now=NOW + first_s - SAVE_S + extra) for extra in (-1, 0))
     assert of_kind(allocation.check_agents(before), ApplyEvent) == []
     assert of_kind(allocation.check_agents(after), ApplyEvent) != []
+
+
+def test_next_job_avoids_a_node_whose_machine_outlives_the_deadline():
+    """With a controller that only observes, Slurm has the node in service until the cloud has taken the machine."""
+    allocation = holding("n1", "n2")
+    allocation.notice_read("n2", CloudNotice(NoticeKind.CAPACITY_BLOCK, NOW - 5), seen("n1", "n2"))
+    asked, _, widen = allocation.jobs_checked(replace(VIEW, closing=True))
+    assert asked == RequestJob(2, JobRole.NEXT, ("n2",)) and widen == WidenNext(AVOID_S)
+
+
+def test_run_leaves_once_if_the_controller_drains_the_node_later():
+    allocation = holding("n1", "n2", "n3", spares=1)
+    view, end = seen("n1", "n2", "n3"), CloudNotice(NoticeKind.CAPACITY_BLOCK, NOW + 600)
+    assert of_kind(allocation.notice_read("n2", end, view), WriteJournal)
+    assert len(of_kind(allocation.check_agents(view), ApplyEvent)) == 1
+    drained = replace(TAKEN, reason=f"dalsegno:drain:cloud-notice[{end.code}] {end.summary}")
+    assert of_kind(allocation.nodes_seen([drained], view), WriteJournal) == [], "it is reported once"
+    assert of_kind(allocation.check_agents(view), ApplyEvent) == [], "the run already leaves"

@@ -451,6 +451,6 @@ def test_every_target_has_every_case_or_says_why_not():
                 assert f"def {found[2]}(" in (ROOT / found[1]).read_text(), why
 
 
-def test_every_cloud_has_all_cases_but_the_replacement_of_nodes_on_oci():
+def test_every_cloud_has_all_cases_but_throttled_requests_on_oci():
     lacking = {name: set(kind.lacks) for name, kind in KINDS.items() if kind.is_cloud and kind.lacks}
     assert lacking == {"oci": {Case.THROTTLED}}

@@ -1,6 +1,7 @@
 """The reader of EC2's metadata service, against servers on the loopback."""
 
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -10,10 +11,13 @@ from threading import Thread
 
 import pytest
 
+from dalsegno.health.checks.cloud import NoticeAnswers, cloud_text, judge_notices
 from dalsegno.health.telemetry import Telemetry, write_telemetry
 from dalsegno.observe.http_server import MAX_PER_ADDRESS, HttpServer
-from dalsegno.runs.agent.notice_watch import NoticeWatch
+from dalsegno.runs.agent.notice_watch import NoticeWatch, find_cloud_file
+from dalsegno.spec.facts import CheckSetting, Health
 from dalsegno.targets.local.metadata_service import InstanceMetadataService
+from dalsegno.wire.cloud_notice import CHECK, CLOUD_FILE, RESERVATION_S, CloudNotice, NoticeKind, parse_cloud
 from dalsegno.wire.instance_metadata import MAX_BYTES, SCHEDULED, SPOT, InstanceMetadata, NoMetadata, is_ec2
 
 HEALTHY = Telemetry("train-1")
@@ -144,7 +148,7 @@ def test_only_firmware_of_ec2_makes_a_machine_an_instance(tmp_path: Path):
 
 def test_run_agent_reports_a_notice_once_and_again_to_a_new_coordinator(telemetry: Path):
     with simulated(telemetry) as metadata:
-        watch = NoticeWatch(metadata)
+        watch = NoticeWatch("n1", None, metadata)
         watch.look()
         assert watch.take() == ""
         write_telemetry(telemetry, ANNOUNCED)
@@ -156,6 +160,69 @@ def test_run_agent_reports_a_notice_once_and_again_to_a_new_coordinator(telemetr
 
 def test_run_agent_takes_a_malformed_answer_for_no_notice():
     with served(answering(200, b'{"action": ')) as metadata:
-        watch = NoticeWatch(metadata)
+        watch = NoticeWatch("n1", None, metadata)
         watch.look()
         assert watch.take() == ""
+
+
+@pytest.fixture
+def nobody() -> Iterator[InstanceMetadata]:
+    """Return a metadata service that does not answer."""
+    with socket.create_server(LOOPBACK) as closed:
+        port = closed.getsockname()[1]
+    yield InstanceMetadata(("127.0.0.1", port))
+
+
+@pytest.mark.parametrize("cloud", ["ec2", "hyperpod"])
+@pytest.mark.parametrize(("left_s", "is_read"), [(RESERVATION_S + 60, False), (RESERVATION_S - 60, True)])
+def test_run_agent_reads_the_end_of_reserved_time_when_the_health_check_does(
+    tmp_path: Path, nobody: InstanceMetadata, cloud: str, left_s: float, is_read: bool
+):
+    file, end = tmp_path / CLOUD_FILE, CloudNotice(NoticeKind.CAPACITY_BLOCK, int(time.time() + left_s))
+    file.write_text(cloud_text(Health(), {"n1": end.deadline, "n2": 1.0}, cloud))
+    watch = NoticeWatch("n1", file, nobody)
+    watch.look()
+    assert (watch.take(), watch.take()) == (end.code if is_read else "", "")
+    answers = NoticeAnswers(time.time(), parse_cloud(file.read_text(), "n1"))
+    assert judge_notices(answers).code == (end.code if is_read else "")
+
+
+def test_run_agent_uses_the_time_before_the_end_that_the_health_settings_name(tmp_path: Path, nobody: InstanceMetadata):
+    file, end = tmp_path / CLOUD_FILE, CloudNotice(NoticeKind.CAPACITY_BLOCK, int(time.time() + 3000))
+    health = Health(checks={CHECK: CheckSetting(thresholds={"reservation_s": 3600.0})})
+    file.write_text(cloud_text(health, {"n1": end.deadline}))
+    watch = NoticeWatch("n1", file, nobody)
+    watch.look()
+    assert watch.take() == end.code
+
+
+def test_spot_interruption_takes_precedence_over_the_end_of_reserved_time(telemetry: Path, tmp_path: Path):
+    (tmp_path / CLOUD_FILE).write_text(cloud_text(Health(), {"n1": time.time()}))
+    write_telemetry(telemetry, ANNOUNCED)
+    with simulated(telemetry) as metadata:
+        watch = NoticeWatch("n1", tmp_path / CLOUD_FILE, metadata)
+        watch.look()
+        assert watch.take().startswith("spot:")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"cloud": "ec2", "ends": {"n1": "soon"}}'])
+def test_run_agent_takes_a_malformed_file_about_the_cloud_for_no_notice(
+    tmp_path: Path, nobody: InstanceMetadata, text: str
+):
+    (tmp_path / CLOUD_FILE).write_text(text)
+    watch = NoticeWatch("n1", tmp_path / CLOUD_FILE, nobody)
+    watch.look()
+    assert watch.take() == ""
+
+
+def test_file_about_the_cloud_is_beside_slurm_conf_or_where_the_platform_has_it(tmp_path: Path):
+    """A slurmd without a slurm.conf of its own sets SLURM_CONF of jobs to the copy that it fetched."""
+    fetched, platform = tmp_path / "conf-cache", tmp_path / "opt"
+    for folder in (fetched, platform):
+        folder.mkdir()
+    env = {"SLURM_CONF": str(fetched / "slurm.conf")}
+    assert find_cloud_file(env, platform) is None
+    (platform / CLOUD_FILE).touch()
+    assert find_cloud_file(env, platform) == platform / CLOUD_FILE
+    (fetched / CLOUD_FILE).touch()
+    assert find_cloud_file(env, platform) == fetched / CLOUD_FILE

@@ -1,4 +1,4 @@
-"""Notices in which a cloud announces that it will stop or reclaim a machine, and parsers for EC2's notices. No I/O.
+"""Notices in which a cloud announces that it will stop or reclaim a machine, and parsers for them. No I/O.
 
 A notice is encoded as text such as `cloud-notice[spot:2026-11-18T12:02:00Z]`. This text is the code of a failed health
 check, and it is part of a drain reason.
@@ -15,7 +15,10 @@ from time import gmtime, strftime, strptime
 from typing import Any
 
 CHECK = "cloud-notice"  # name of the health check that reports notices
-CLOUD_FILE = "dalsegno-cloud.json"  # a file beside slurm.conf that names the cloud, for node agents
+CLOUD_FILE = "dalsegno-cloud.json"  # a file beside slurm.conf that describes the cloud, for node agents and run agents
+HYPERPOD = "hyperpod"  # SageMaker HyperPod announces nothing on its instances; only the end of a plan is known
+CLOUDS = ("ec2", HYPERPOD)
+RESERVATION_S = 600.0  # the end of reserved capacity becomes a notice this long before it, unless the file has another
 SPOT_S = 120.0  # EC2 announces the termination of a spot instance two minutes in advance
 MAX_EVENTS = 100
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
@@ -52,6 +55,41 @@ class CloudNotice:
         """Return a line such as `the cloud provider ends this instance at 2026-11-18T12:02:00Z (spot: terminate)`."""
         why = f"{self.kind.value}: {self.action}" if self.action else self.kind.value
         return f"the cloud provider ends this instance at {format_time(self.deadline)} ({why})"
+
+
+@dataclass(frozen=True)
+class CloudSite:
+    """The cloud of a node.
+
+    `ends_at` is when the cloud starts to take back the node's reserved machine, in seconds since 1970.
+    """
+
+    cloud: str
+    ends_at: float | None = None
+    reservation_s: float = RESERVATION_S
+
+    def end_notice(self, now: float, reservation_s: float | None = None) -> CloudNotice | None:
+        """Return the notice that the reserved time ends; None if there is no end, or it is not close yet.
+
+        `reservation_s` takes precedence over that of the file.
+        """
+        lead_s = self.reservation_s if reservation_s is None else reservation_s
+        if self.ends_at is None or now < self.ends_at - lead_s:
+            return None
+        return CloudNotice(NoticeKind.CAPACITY_BLOCK, self.ends_at, "reserved time ends")
+
+
+def parse_cloud(text: str, node: str) -> CloudSite:
+    """Parse CLOUD_FILE for one node. Raise ValueError if it is not valid."""
+    value = json.loads(text)
+    if not isinstance(value, dict) or value.get("cloud") not in CLOUDS or not isinstance(value.get("ends"), dict):
+        raise ValueError("not a description of a cloud")
+    end, lead_s = value["ends"].get(node), value.get("reservation_s", RESERVATION_S)
+    if end is not None and not (type(end) in (int, float) and 0 < end < 1e11):
+        raise ValueError(f"not the end of a reservation: {end!r}")
+    if not (type(lead_s) in (int, float) and -1e11 < lead_s < 1e11):
+        raise ValueError(f"not a number of seconds: {lead_s!r}")
+    return CloudSite(value["cloud"], end, lead_s)
 
 
 def format_time(at: float) -> str:

@@ -42,7 +42,9 @@ def test_plan_of_a_new_cluster_names_resources_price_time_and_quotas(aws, tmp_pa
 def test_plan_says_whether_hyperpods_own_recovery_is_on(aws, tmp_path, settings, is_on):
     said = open_hyperpod(tmp_path).plan(cluster_of(CPU, settings)).sentences()
     (line,) = [each for each in said if "own recovery" in each]
-    assert line.startswith(f"HyperPod's own recovery {'stays on' if is_on else 'is off'}: ")
+    recovery = "stays on" if is_on else "is off"
+    restarts = "our runs restart by themselves, without `--auto-resume`"
+    assert line == f"HyperPod's own recovery {recovery}: {restarts}"
 
 
 def test_up_creates_bucket_scripts_and_cluster(aws, tmp_path):

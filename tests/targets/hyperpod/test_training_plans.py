@@ -11,14 +11,16 @@ import pytest
 
 pytest.importorskip("botocore")
 
-from dalsegno.health.checks.cloud import ask_notices, judge_notices, parse_cloud
+from dalsegno.health.checks.cloud import ask_notices, judge_notices
 from dalsegno.health.expected import Expected
 from dalsegno.health.node_reader import RecordedNode
 from dalsegno.health.result import Verdict
 from dalsegno.setup.bootstrap import HOST
+from dalsegno.spec.facts import Health
 from dalsegno.targets.hyperpod.answers import SlurmRole
 from dalsegno.targets.hyperpod.node_plans import role_plan
 from dalsegno.targets.hyperpod.training_plans import ends_command, next_end
+from dalsegno.wire.cloud_notice import parse_cloud
 from tests.targets.hyperpod.conftest import CPU, cluster_of, open_hyperpod
 from tests.targets.hyperpod.test_scripts import own_address, resources
 
@@ -64,7 +66,7 @@ def test_up_gives_the_nodes_the_time_at_which_aws_takes_their_machines(aws, tmp_
 
 def test_node_writes_the_end_of_its_own_group(tmp_path):
     listed, file = tmp_path / "resources.json", tmp_path / "cloud.json"
-    command = ends_command(str(file), {"gpu": 5000.0, "cpu": 7000.0})
+    command = ends_command(str(file), Health(), {"gpu": 5000.0, "cpu": 7000.0})
 
     def run(argv: tuple[str, ...]) -> int:
         words = ["n1" if word == HOST else word for word in argv[1:]]

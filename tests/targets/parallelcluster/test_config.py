@@ -10,7 +10,6 @@ import pytest
 import yaml
 
 from dalsegno.errors import TargetError
-from dalsegno.health.checks.cloud import parse_cloud
 from dalsegno.targets.cloud.consequences import ChangeEffect, SettingChange
 from dalsegno.targets.cloud.cost import PriceTable
 from dalsegno.targets.cloud.node_plans import compute_plan, head_plan
@@ -42,6 +41,7 @@ from dalsegno.targets.parallelcluster.prerequisites import (
     settings_of,
 )
 from dalsegno.targets.parallelcluster.scripts import site_of
+from dalsegno.wire.cloud_notice import parse_cloud
 from tests.targets.parallelcluster.files import BLOCK, FILES, FULL, MINIMAL, WALKTHROUGH, cluster_of, known_for
 from tests.targets.parallelcluster.test_references import DATABASE
 

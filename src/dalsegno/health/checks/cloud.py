@@ -11,28 +11,22 @@ from dataclasses import dataclass
 from dalsegno.health.check import WATCHING, Check
 from dalsegno.health.node_reader import NodeReader
 from dalsegno.health.result import Remedy, Result, failed, passed, warned
+from dalsegno.health.settings import thresholds
+from dalsegno.spec.facts import Health
 from dalsegno.system.hanging_calls import NoAnswer
 from dalsegno.wire.cloud_notice import (
     CHECK,
+    HYPERPOD,
+    RESERVATION_S,
     CloudNotice,
-    NoticeKind,
+    CloudSite,
     format_time,
+    parse_cloud,
     parse_rebalance,
     parse_scheduled,
     parse_spot,
 )
 from dalsegno.wire.instance_metadata import REBALANCE, SCHEDULED, SPOT
-
-HYPERPOD = "hyperpod"  # SageMaker HyperPod announces nothing on its instances; only the end of a plan is known
-CLOUDS = ("ec2", HYPERPOD)
-
-
-@dataclass(frozen=True)
-class CloudSite:
-    """The cloud of a node. `ends_at`: when it starts to take back the node's reserved machine (seconds since 1970)."""
-
-    cloud: str
-    ends_at: float | None = None
 
 
 @dataclass(frozen=True)
@@ -40,43 +34,29 @@ class NoticeAnswers:
     """The answers of the metadata service, as text; None for an item that the service does not have."""
 
     now: float
+    site: CloudSite
     spot: str | None = None
     rebalance: str | None = None
     scheduled: str | None = None
-    ends_at: float | None = None
-
-
-def cloud_text(ends: dict[str, float] | None = None, cloud: str = "ec2") -> str:
-    """Return the text of the file that describes the cloud. `ends` maps nodes to the end of their reserved capacity."""
-    return json.dumps({"cloud": cloud, "ends": ends or {}}, indent=1, sort_keys=True) + "\n"
-
-
-def parse_cloud(text: str, node: str) -> CloudSite:
-    """Parse the file for one node. Raise ValueError if it is not valid."""
-    value = json.loads(text)
-    if not isinstance(value, dict) or value.get("cloud") not in CLOUDS or not isinstance(value.get("ends"), dict):
-        raise ValueError("not a description of a cloud")
-    end = value["ends"].get(node)
-    if end is not None and not (type(end) in (int, float) and 0 < end < 1e11):
-        raise ValueError(f"not the end of a reservation: {end!r}")
-    return CloudSite(value["cloud"], end)
 
 
 def ask_notices(node: NodeReader) -> NoticeAnswers:
     """Read the notices of the cloud. The end of a reservation is known even if the metadata service does not answer."""
     site = parse_cloud(node.read(node.expected.cloud_file), node.expected.node)
     if site.cloud == HYPERPOD:
-        return NoticeAnswers(node.now(), ends_at=site.ends_at)
+        return NoticeAnswers(node.now(), site)
     try:
         spot, rebalance, scheduled = (node.metadata(path) for path in (SPOT, REBALANCE, SCHEDULED))
     except NoAnswer:
         if site.ends_at is None:
             raise
         spot = rebalance = scheduled = None
-    return NoticeAnswers(node.now(), spot, rebalance, scheduled, site.ends_at)
+    return NoticeAnswers(node.now(), site, spot, rebalance, scheduled)
 
 
-def judge_notices(answers: NoticeAnswers, *, maintenance_s: float = 3600.0, reservation_s: float = 600.0) -> Result:
+def judge_notices(
+    answers: NoticeAnswers, *, maintenance_s: float = 3600.0, reservation_s: float = RESERVATION_S
+) -> Result:
     """Fail if the cloud takes the machine back soon.
 
     The notice for a spot instance comes two minutes before its end; other ends are known earlier. `maintenance_s` and
@@ -84,10 +64,8 @@ def judge_notices(answers: NoticeAnswers, *, maintenance_s: float = 3600.0, rese
     """
     if answers.spot is not None:
         return _taken(parse_spot(answers.spot))
-    if answers.ends_at is not None:
-        end = CloudNotice(NoticeKind.CAPACITY_BLOCK, answers.ends_at, "reserved time ends")
-        if answers.now >= end.deadline - reservation_s:
-            return _taken(end)
+    if (end := answers.site.end_notice(answers.now, reservation_s)) is not None:
+        return _taken(end)
     events = parse_scheduled(answers.scheduled) if answers.scheduled else []
     if events and answers.now >= events[0].deadline - maintenance_s:
         return _taken(events[0])
@@ -109,3 +87,9 @@ CLOUD_CHECKS = (
         applies=lambda node: bool(node.expected.cloud_file),
     ),
 )  # fmt: skip
+
+
+def cloud_text(health: Health, ends: dict[str, float] | None = None, cloud: str = "ec2") -> str:
+    """Return the text of CLOUD_FILE. `ends` maps nodes to the end of their reserved capacity."""
+    reservation_s = thresholds(CLOUD_CHECKS[0], health.checks)["reservation_s"]
+    return json.dumps({"cloud": cloud, "ends": ends or {}, "reservation_s": reservation_s}, indent=1) + "\n"

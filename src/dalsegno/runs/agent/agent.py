@@ -27,7 +27,7 @@ from dalsegno.runs.agent.evidence import environment, own_processes
 from dalsegno.runs.agent.gpu_use import read_gpu_use
 from dalsegno.runs.agent.link import CoordinatorLink, HeartbeatSender, beat_key
 from dalsegno.runs.agent.log_stream import LogStream, left_folders
-from dalsegno.runs.agent.notice_watch import NoticeWatch
+from dalsegno.runs.agent.notice_watch import NoticeWatch, find_cloud_file
 from dalsegno.runs.agent.orders import read_keeper, read_setup, read_standby, read_start
 from dalsegno.runs.agent.snapshots import Snapshots
 from dalsegno.runs.agent.step_reports import StepReports
@@ -175,7 +175,7 @@ class RunAgent:
         )
         self.workers.held, self.workers.helper_ended = self.snapshots.held, self._helper_ended
         self.workers.can_fork = self.snapshots.can_fork
-        self.step_reports, self.notices = StepReports(), NoticeWatch()
+        self.step_reports, self.notices = StepReports(), NoticeWatch(node, find_cloud_file(os.environ))
         self.peers: tuple[tuple[str, int], ...] = ()
         self.watched: socket.socket | None = None
         self.lost_at = time.monotonic()

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 
-from dalsegno.health.checks.cloud import HYPERPOD, cloud_text
+from dalsegno.health.checks.cloud import cloud_text
 from dalsegno.health.settings import FILE as HEALTH
 from dalsegno.health.settings import settings_text
 from dalsegno.setup.bootstrap import PYTHON
@@ -24,7 +24,7 @@ from dalsegno.targets.hyperpod.folder import HyperPodStage, HyperPodState
 from dalsegno.targets.hyperpod.partitions import PROLOG
 from dalsegno.targets.hyperpod.requests import ENTRY, settings_of
 from dalsegno.targets.hyperpod.training_plans import ends_command
-from dalsegno.wire.cloud_notice import CLOUD_FILE
+from dalsegno.wire.cloud_notice import CLOUD_FILE, HYPERPOD
 
 
 class HyperPodSlurm(ManagedSlurm):
@@ -59,7 +59,7 @@ def site_of(cluster: Cluster, code: str, *, ending: bool = False) -> HyperPodSlu
         code,
         json.dumps(facts_to_json(state), indent=1),
         nodes=(),
-        cloud=cloud_text(cloud=HYPERPOD) if ending else "",
+        cloud=cloud_text(cluster.health, cloud=HYPERPOD) if ending else "",
     )
 
 
@@ -86,7 +86,7 @@ def role_plan(
         folders.append(PlannedFolder(site.shared, 0o700))
         commands.append(derive_command(cluster.name, site.shared))
         if ends:
-            commands.append(ends_command(f"{site.etc}/{CLOUD_FILE}", ends))
+            commands.append(ends_command(f"{site.etc}/{CLOUD_FILE}", cluster.health, ends))
         # The instances do not share /opt/slurm/etc, so each one gets a copy of the settings that the head has there.
         files.append(PlannedFile(f"{site.etc}/{HEALTH}", settings_text(cluster.health)))
         if cluster.health.mode != "off":

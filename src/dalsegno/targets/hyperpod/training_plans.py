@@ -1,7 +1,7 @@
 """Find out when AWS takes back the machines of a training plan, and tell the nodes.
 
 HyperPod announces nothing on the instance. So `up` reads the end of each plan, and each node writes the end of its own
-instance group into the file that its agent reads.
+instance group into the file that its agents read.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from dalsegno.health.checks.cloud import HYPERPOD, cloud_text
+from dalsegno.health.checks.cloud import cloud_text
 from dalsegno.setup.bootstrap import HOST, PYTHON
 from dalsegno.setup.node_plan import PlannedCommand
-from dalsegno.spec.facts import Cluster
+from dalsegno.spec.facts import Cluster, Health
 from dalsegno.targets.cloud.consequences import taken_at
 from dalsegno.targets.cloud.credentials import CloudError, CloudRefusal
 from dalsegno.targets.hyperpod.api import HyperPodApi
 from dalsegno.targets.hyperpod.lifecycle import RESOURCES
 from dalsegno.targets.hyperpod.requests import planned_groups
+from dalsegno.wire.cloud_notice import HYPERPOD
 
 
 def find_ends(api: HyperPodApi, cluster: Cluster, now: float) -> dict[str, float]:
@@ -77,9 +78,9 @@ os.replace(path + ".new", path)
 """
 
 
-def ends_command(path: str, ends: Mapping[str, float]) -> PlannedCommand:
-    """Return the command that writes the end of a node's training plan into a file for the agent of this node."""
-    values = (RESOURCES, path, cloud_text(cloud=HYPERPOD), HOST, json.dumps(ends, sort_keys=True))
+def ends_command(path: str, health: Health, ends: Mapping[str, float]) -> PlannedCommand:
+    """Return the command that writes the end of a node's training plan into a file for the agents of this node."""
+    values = (RESOURCES, path, cloud_text(health, cloud=HYPERPOD), HOST, json.dumps(ends, sort_keys=True))
     return PlannedCommand(
         "writing the end of the training plan",
         (PYTHON, "-I", "-c", _WRITE, "write", *values),

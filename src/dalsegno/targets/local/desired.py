@@ -347,7 +347,7 @@ def _slurm_files(cluster: Cluster, folder: Folder, placement: Placement, machine
         f"etc/{HEALTH}": File(settings_text(cluster.health)),
     }
     if cluster.local.cloud != "none":
-        files[f"etc/{CLOUD_FILE}"] = File(cloud_text(cloud=cluster.local.cloud))
+        files[f"etc/{CLOUD_FILE}"] = File(cloud_text(cluster.health, cloud=cluster.local.cloud))
     if cluster.slurm.topology:
         files["etc/topology.conf"] = File(render_topology_conf(cluster, layout, version))
     if cluster.slurm.accounting:

@@ -85,7 +85,7 @@ def site_of(cluster: Cluster, state: PclusterState, code: str, ends: Mapping[str
         prolog=PROLOG if cluster.health.mode != "off" else "",
         scratch=scratch,
         pyxis=bool(cluster.containers.enabled),
-        cloud=cloud_text(taken_at),
+        cloud=cloud_text(cluster.health, taken_at),
         shared_homes=True,
     )
 

@@ -29,6 +29,7 @@ from dalsegno.wire.cloud_notice import SPOT_S, CloudNotice, NoticeKind
 
 SAVE_S = 60.0  # the run saves at the latest this long before a node is reclaimed
 LAST_S = 10.0  # workers that have not saved this long before a node is reclaimed are stopped
+AVOID_S = 120.0  # the next job avoids a node for this long if an agent reads a notice there after its deadline
 MAX_SAVE_S, MIN_SAVE_S = 120.0, 2.0  # limits on the time that workers get to save
 
 
@@ -51,6 +52,7 @@ class Departures:
         self._terms = terms
         self._drained: dict[str, CloudNotice] = {}
         self._read_by_agents: dict[str, CloudNotice] = {}
+        self._read_at: dict[str, float] = {}  # node -> when its agent last reported the notice, by this machine's clock
         self._until: dict[str, float] = {}  # node -> when it is reclaimed, by this machine's clock
         self._departing: set[str] = set()  # nodes that the run has been ordered to leave
 
@@ -73,16 +75,22 @@ class Departures:
     def notice_read(self, node: str, notice: CloudNotice, now: float) -> list[Action]:
         """Record a notice that an agent of the run has read on its node, and report it if it is new."""
         new = node not in self.notices
-        self._read_by_agents[node] = notice
+        self._read_by_agents[node], self._read_at[node] = notice, now
         self._update(now)
         return self._report(node) if new else []
 
     def still_in_service(self, now: float) -> dict[str, float]:
-        """Return the nodes whose agents have read a notice, with the time of the reclaim.
+        """Return the nodes whose agents have read a notice, with the time until which the next job avoids them.
 
-        Slurm may still use these nodes, because the controller may not know the notices.
+        Slurm may still use these nodes, because the controller may not know the notices, or only observes. A cloud may
+        also take a machine some minutes after the deadline.
         """
-        return {node: self._until[node] for node in self._read_by_agents if self._until[node] > now}
+        until = {node: self._avoid_until(node) for node in self._read_by_agents}
+        return {node: end for node, end in until.items() if end > now}
+
+    def _avoid_until(self, node: str) -> float:
+        deadline, read_at = self._until[node], self._read_at[node]
+        return deadline if read_at < deadline else read_at + AVOID_S
 
     def forget(self, nodes: Collection[str]) -> None:
         """Forget the notices that agents read on nodes that have since been replaced."""
