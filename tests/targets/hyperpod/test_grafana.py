@@ -94,7 +94,10 @@ def test_script_unpacks_the_dashboards_and_a_data_source_that_signs_its_requests
 
 def test_nobody_reaches_grafana_but_through_a_session_and_the_role_reads_one_workspace():
     template = template_of()
-    assert "GF_SERVER_HTTP_ADDR=127.0.0.1" in start_script("demo", WORKSPACE)
+    settings = set(start_script("demo", WORKSPACE).splitlines())
+    assert "GF_SERVER_HTTP_ADDR=127.0.0.1" in settings
+    closed = {"GF_AUTH_DISABLE_LOGIN_FORM=true", "GF_AUTH_BASIC_ENABLED=false"}
+    assert settings > {*closed, "GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION=true"}, "admin/admin opens nothing"
     assert not [each for each in template["Resources"].values() if each["Type"] == "AWS::EC2::SecurityGroup"]
     (policy,) = template["Resources"]["Role"]["Properties"]["Policies"]
     (statement,) = policy["PolicyDocument"]["Statement"]
