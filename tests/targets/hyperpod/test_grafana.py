@@ -182,3 +182,43 @@ def test_failed_stack_names_the_resource_and_the_command_to_repeat(tmp_path: Pat
         stack.put(template_of())
     assert "`dalsegno dashboards deploy` again" in raised.value.hint
     assert "cancelled" in (tmp_path / "events.jsonl").read_text()
+
+
+NAME = "dalsegno-demo-grafana"
+
+
+def stack_of(aws: FakeAws, logs: Path, said: list[str]) -> GrafanaStack:
+    return GrafanaStack(aws, NAME, logs, said.append, lambda seconds: None)
+
+
+def event(id: int, name: str, kind: str, status: str, reason: str) -> dict[str, Any]:
+    return {"EventId": str(id), "LogicalResourceId": name, "ResourceType": f"AWS::{kind}",
+            "ResourceStatus": status, "ResourceStatusReason": reason}  # fmt: skip
+
+
+def test_failed_update_names_its_own_failure_and_shows_its_progress(tmp_path: Path):
+    """A stack keeps the events of all its operations."""
+    events = [
+        event(1, NAME, "CloudFormation::Stack", "UPDATE_IN_PROGRESS", "User Initiated"),
+        event(2, "GrafanaOld", "EC2::Instance", "CREATE_FAILED", "the old failure"),
+        event(3, NAME, "CloudFormation::Stack", "UPDATE_IN_PROGRESS", "User Initiated"),
+        event(4, "GrafanaNew", "EC2::Instance", "CREATE_IN_PROGRESS", ""),
+    ]
+    running: list[str] = []
+
+    def answer(service: str, operation: str, parameters: object) -> dict[str, Any]:
+        if operation == "update_stack":
+            running.append("UPDATE_IN_PROGRESS")
+        if operation == "describe_stacks":
+            return {"Stacks": [{"StackStatus": running.pop() if running else "UPDATE_ROLLBACK_COMPLETE"}]}
+        shown = events[::-1]
+        if operation == "describe_stack_events" and len(events) == 4:
+            events.append(event(5, "GrafanaNew", "EC2::Instance", "CREATE_FAILED", "the new failure"))
+        return {"StackEvents": shown}
+
+    said: list[str] = []
+    stack = stack_of(FakeAws(answer), tmp_path, said)
+    with pytest.raises(CloudError, match=r"GrafanaNew \(AWS::EC2::Instance\): the new failure") as raised:
+        stack.put(template_of())
+    assert "old failure" not in f"{raised.value}{said}"
+    assert said[0] == f"stack {NAME}: 0 resources done, now GrafanaNew (AWS::EC2::Instance)"
