@@ -222,3 +222,34 @@ def test_failed_update_names_its_own_failure_and_shows_its_progress(tmp_path: Pa
         stack.put(template_of())
     assert "old failure" not in f"{raised.value}{said}"
     assert said[0] == f"stack {NAME}: 0 resources done, now GrafanaNew (AWS::EC2::Instance)"
+
+
+@pytest.mark.parametrize("status", ["ROLLBACK_COMPLETE", "UPDATE_ROLLBACK_FAILED"])
+def test_stack_that_cannot_be_updated_is_created_again(tmp_path: Path, status: str):
+    stacks: list[dict[str, Any]] = [{"StackStatus": status}]
+
+    def answer(service: str, operation: str, parameters: object) -> dict[str, Any]:
+        if operation == "delete_stack":
+            stacks.clear()
+        if operation == "create_stack":
+            outputs = [{"OutputKey": "Machine", "OutputValue": "i-2"}]
+            stacks.append({"StackStatus": "CREATE_COMPLETE", "Outputs": outputs})
+        return {"Stacks": stacks}
+
+    aws = FakeAws(answer)
+    assert stack_of(aws, tmp_path, []).put(template_of()) == "i-2"
+    assert [each for each in aws.operations() if "describe" not in each] == ["delete_stack", "create_stack"]
+
+
+@pytest.mark.parametrize("after", [[], [{"StackStatus": "UPDATE_COMPLETE"}]])
+def test_stack_that_somebody_deletes_or_changes_meanwhile_is_an_error_with_a_hint(tmp_path: Path, after: list[Any]):
+    stacks = [{"StackStatus": "CREATE_COMPLETE"}]
+
+    def answer(service: str, operation: str, parameters: object) -> dict[str, Any]:
+        if operation == "update_stack":
+            stacks[:] = after
+        return {"Stacks": stacks}
+
+    with pytest.raises(TargetError, match="has no machine with Grafana") as raised:
+        stack_of(FakeAws(answer), tmp_path, []).put(template_of())
+    assert "`dalsegno dashboards deploy` again" in raised.value.hint

@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from dalsegno.errors import TargetError
 from dalsegno.targets.base import Say
 from dalsegno.targets.cloud.aws import AwsApi
 from dalsegno.targets.cloud.progress import OperationState, follow
 from dalsegno.targets.cloud.stacks import describe_stack, read_template, report_stack, start_deletion
 
-_UNUSABLE = ("CREATE_FAILED", "ROLLBACK_COMPLETE", "ROLLBACK_FAILED", "DELETE_FAILED")
+_UNUSABLE = ("CREATE_FAILED", "ROLLBACK_COMPLETE", "ROLLBACK_FAILED", "UPDATE_ROLLBACK_FAILED", "DELETE_FAILED")
 _DEPLOY = "dalsegno dashboards deploy"
 
 
@@ -56,4 +57,8 @@ class GrafanaStack:
         follow(what, lambda: report_stack(self._aws, self.name), self._say, self._logs, pause=self._pause, again=again)
 
     def _machine(self) -> str:
-        return describe_stack(self._aws, self.name).outputs["Machine"]
+        """Return the id of the machine. Raise TargetError if the stack was deleted or changed by somebody else."""
+        machine = describe_stack(self._aws, self.name).outputs.get("Machine", "")
+        if not machine:
+            raise TargetError(f"stack {self.name} has no machine with Grafana", hint=f"run `{_DEPLOY}` again")
+        return machine
