@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 import tarfile
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,12 @@ from dalsegno.errors import TargetError
 from dalsegno.observe.grafana import VERSION
 from dalsegno.spec.facts import RemoteWrite
 from dalsegno.targets.cloud.aws import FakeAws
-from dalsegno.targets.cloud.credentials import CloudError
+from dalsegno.targets.cloud.credentials import CloudError, CloudRefusal, explain
+from dalsegno.targets.hyperpod.api import HyperPodApi
 from dalsegno.targets.hyperpod.folder import read_hyperpod_state
 from dalsegno.targets.hyperpod.grafana import MOST_USER_DATA, connect_command, grafana_template, start_script
 from dalsegno.targets.hyperpod.grafana_stack import GrafanaStack
+from dalsegno.targets.hyperpod.target import HyperPodTarget
 from tests.targets.cloud_tools import python_of
 from tests.targets.hyperpod.conftest import CPU, cluster_of, one_api, open_hyperpod
 from tests.targets.hyperpod.test_lifecycle_of_cluster import up
@@ -179,7 +182,7 @@ def test_failed_stack_names_the_resource_and_the_command_to_repeat(tmp_path: Pat
 
     stack = GrafanaStack(FakeAws(answer), "dalsegno-demo-grafana", tmp_path, lambda text: None, lambda seconds: None)
     with pytest.raises(CloudError, match=r"Role \(AWS::IAM::Role\): not authorized") as raised:
-        stack.put(template_of())
+        stack.put(template_of(), lambda: None)
     assert "`dalsegno dashboards deploy` again" in raised.value.hint
     assert "cancelled" in (tmp_path / "events.jsonl").read_text()
 
@@ -219,7 +222,7 @@ def test_failed_update_names_its_own_failure_and_shows_its_progress(tmp_path: Pa
     said: list[str] = []
     stack = stack_of(FakeAws(answer), tmp_path, said)
     with pytest.raises(CloudError, match=r"GrafanaNew \(AWS::EC2::Instance\): the new failure") as raised:
-        stack.put(template_of())
+        stack.put(template_of(), lambda: None)
     assert "old failure" not in f"{raised.value}{said}"
     assert said[0] == f"stack {NAME}: 0 resources done, now GrafanaNew (AWS::EC2::Instance)"
 
@@ -237,7 +240,7 @@ def test_stack_that_cannot_be_updated_is_created_again(tmp_path: Path, status: s
         return {"Stacks": stacks}
 
     aws = FakeAws(answer)
-    assert stack_of(aws, tmp_path, []).put(template_of()) == "i-2"
+    assert stack_of(aws, tmp_path, []).put(template_of(), lambda: None) == "i-2"
     assert [each for each in aws.operations() if "describe" not in each] == ["delete_stack", "create_stack"]
 
 
@@ -251,5 +254,40 @@ def test_stack_that_somebody_deletes_or_changes_meanwhile_is_an_error_with_a_hin
         return {"Stacks": stacks}
 
     with pytest.raises(TargetError, match="has no machine with Grafana") as raised:
-        stack_of(FakeAws(answer), tmp_path, []).put(template_of())
+        stack_of(FakeAws(answer), tmp_path, []).put(template_of(), lambda: None)
     assert "`dalsegno dashboards deploy` again" in raised.value.hint
+
+
+def without_cloudformation(folder: Path) -> HyperPodTarget:
+    """Open the target of an operator who may do everything except use CloudFormation."""
+
+    def answer(service: str, operation: str, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+        if service == "cloudformation":
+            raise explain(CloudRefusal.DENIED, f"AWS {service} {operation}", "as the test asked")
+        return one_api("us-east-1").aws.call(service, operation, **parameters)
+
+    root = folder / "clusters" / "demo"
+    return HyperPodTarget(root, connect=lambda region: HyperPodApi(FakeAws(answer)), pause=lambda seconds: None)
+
+
+def test_refused_deployment_leaves_nothing_that_stops_down(aws, tmp_path: Path):
+    target, denied = open_hyperpod(tmp_path), without_cloudformation(tmp_path)
+    up(target, cluster_of(CPU, network()))
+    target.apply(target.switch_exporters(True, print), print)
+    with pytest.raises(CloudError) as raised:
+        denied.start_grafana(print)
+    assert raised.value.refusal is CloudRefusal.DENIED
+    state = read_hyperpod_state(target.folder)
+    assert state is not None and not state.grafana
+    assert denied.destroy(print) and one_api("us-east-1").find("demo") is None and not target.folder.root.exists()
+
+
+def test_down_deletes_the_cluster_although_the_stack_with_grafana_cannot_be_deleted(aws, tmp_path: Path):
+    target = open_hyperpod(tmp_path)
+    up(target, cluster_of(CPU, network()))
+    target.apply(target.switch_exporters(True, print), print)
+    target.start_grafana(print)
+    with pytest.raises(CloudError):
+        without_cloudformation(tmp_path).destroy(print)
+    assert one_api("us-east-1").find("demo") is None and len(machines()) == 1
+    assert target.destroy(print) and machines() == [] and not target.folder.root.exists()

@@ -23,10 +23,11 @@ class GrafanaStack:
     def __init__(self, aws: AwsApi, name: str, logs: Path, say: Say, pause: Callable[[float], None]) -> None:
         self._aws, self.name, self._logs, self._say, self._pause = aws, name, logs, say, pause
 
-    def put(self, template: Mapping[str, Any]) -> str:
+    def put(self, template: Mapping[str, Any], record: Callable[[], None]) -> str:
         """Create the stack, or apply the template to it. Return the id of the machine.
 
-        A stack that CloudFormation can no longer update, such as one whose creation failed, is deleted first.
+        A stack that CloudFormation can no longer update, such as one whose creation failed, is deleted first. `record`
+        is called before the stack is created or updated. It is not called if CloudFormation refuses to show the stack.
         """
         found = describe_stack(self._aws, self.name)
         if found.state is OperationState.RUNNING:
@@ -37,6 +38,7 @@ class GrafanaStack:
             self.delete()
             gone = True
         body = {"StackName": self.name, "TemplateBody": json.dumps(template), "Capabilities": ["CAPABILITY_IAM"]}
+        record()
         if gone:
             self._aws.call("cloudformation", "create_stack", **body, OnFailure="DO_NOTHING")
         elif read_template(self._aws, self.name) == template:
