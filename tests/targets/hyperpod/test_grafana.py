@@ -20,10 +20,17 @@ from dalsegno.errors import TargetError
 from dalsegno.observe.grafana import VERSION
 from dalsegno.spec.facts import RemoteWrite
 from dalsegno.targets.cloud.aws import FakeAws
+from dalsegno.targets.cloud.cost import PriceTable
 from dalsegno.targets.cloud.credentials import CloudError, CloudRefusal, explain
 from dalsegno.targets.hyperpod.api import HyperPodApi
 from dalsegno.targets.hyperpod.folder import read_hyperpod_state
-from dalsegno.targets.hyperpod.grafana import MOST_USER_DATA, connect_command, grafana_template, start_script
+from dalsegno.targets.hyperpod.grafana import (
+    MOST_USER_DATA,
+    connect_command,
+    grafana_template,
+    price_text,
+    start_script,
+)
 from dalsegno.targets.hyperpod.grafana_stack import GrafanaStack
 from dalsegno.targets.hyperpod.target import HyperPodTarget
 from tests.targets.cloud_tools import python_of
@@ -268,6 +275,12 @@ def without_cloudformation(folder: Path) -> HyperPodTarget:
 
     root = folder / "clusters" / "demo"
     return HyperPodTarget(root, connect=lambda region: HyperPodApi(FakeAws(answer)), pause=lambda seconds: None)
+
+
+def test_unknown_price_is_not_shown_as_zero():
+    prices = PriceTable()
+    assert price_text(prices) == "about 0.02 USD per hour"
+    assert price_text(prices, "z9.huge") == "its price is unknown"
 
 
 def test_refused_deployment_leaves_nothing_that_stops_down(aws, tmp_path: Path):

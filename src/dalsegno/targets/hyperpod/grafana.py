@@ -60,9 +60,9 @@ systemctl enable --now grafana-server
 """
 
 
-def machine_price(prices: PriceTable) -> float:
-    """Return the price of the machine in USD per hour; 0 if it is not known."""
-    return prices.instance(MACHINE).usd_per_hour or 0.0
+def price_text(prices: PriceTable, machine: str = MACHINE) -> str:
+    price = prices.instance(machine).usd_per_hour
+    return "its price is unknown" if price is None else f"about {price:.2f} USD per hour"
 
 
 def stack_name(cluster: str) -> str:

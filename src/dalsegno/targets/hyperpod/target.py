@@ -43,7 +43,7 @@ from dalsegno.targets.hyperpod.folder import (
     read_hyperpod_state,
     write_hyperpod_state,
 )
-from dalsegno.targets.hyperpod.grafana import MACHINE, connect_command, grafana_template, machine_price, stack_name
+from dalsegno.targets.hyperpod.grafana import MACHINE, connect_command, grafana_template, price_text, stack_name
 from dalsegno.targets.hyperpod.grafana_stack import GrafanaStack
 from dalsegno.targets.hyperpod.head import TIMES, repair_words
 from dalsegno.targets.hyperpod.lifecycle import digests, lifecycle_files
@@ -417,8 +417,7 @@ class HyperPodTarget(OperatorSide):
 
         def record() -> None:
             if not state.grafana:
-                price = machine_price(read_prices(os.environ))
-                say(f"creating a {MACHINE} for Grafana, about {price:.2f} USD per hour")
+                say(f"creating a {MACHINE} for Grafana, {price_text(read_prices(os.environ))}")
             write_hyperpod_state(self.folder, replace(state, grafana=True))  # so that `down` looks for the stack
 
         return connect_command(state.region, self._grafana(state, say).put(template, record))
