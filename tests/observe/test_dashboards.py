@@ -16,7 +16,7 @@ from grafana_foundation_sdk.models import dashboard as grafana
 from grafana_foundation_sdk.models.timeseries import Options
 
 from dalsegno.observe.dashboards import DASHBOARDS
-from dalsegno.observe.grafana import PASSWORD, grafana_files
+from dalsegno.observe.grafana import ADMIN_PASSWORD, PASSWORD, grafana_files, workspace_files
 from dalsegno.observe.missing_data import (
     MetricOrigin,
     OriginState,
@@ -161,14 +161,24 @@ def test_grafana_gets_the_password_from_a_secret():
     assert source["secureJsonData"] == {"basicAuthPassword": f"$__file{{/run/secrets/{PASSWORD}}}"}
     compose = yaml.safe_load(files["compose.yml"])
     assert compose["services"]["grafana"]["environment"]["GF_SERVER_HTTP_ADDR"] == "127.0.0.1"
-    assert compose["secrets"] == {PASSWORD: {"file": f"./{PASSWORD}"}}
+    assert compose["secrets"][PASSWORD] == {"file": f"./{PASSWORD}"}
     assert sum(path.startswith("dashboards/") for path in files) == 6
     assert all(json.loads(text) for path, text in files.items() if path.endswith(".json"))
 
 
 def test_other_prometheus_needs_no_password():
     files = grafana_files("any", "prom:9090", login=False)
-    assert "basicAuth" not in files["provisioning/datasources/prometheus.yml"] and "secrets" not in files["compose.yml"]
+    assert "basicAuth" not in files["provisioning/datasources/prometheus.yml"] and PASSWORD not in files["compose.yml"]
+
+
+def test_grafanas_admin_never_has_the_default_password():
+    url = "https://aps-workspaces.us-east-1.amazonaws.com/workspaces/ws-1/api/v1/remote_write"
+    exports = [grafana_files("demo", "prom:9090", login=login) for login in (False, True)]
+    for files in [*exports, workspace_files("demo", url, "us-east-1")]:
+        compose = yaml.safe_load(files["compose.yml"])
+        grafana = compose["services"]["grafana"]
+        assert grafana["environment"]["GF_SECURITY_ADMIN_PASSWORD__FILE"] == f"/run/secrets/{ADMIN_PASSWORD}"
+        assert ADMIN_PASSWORD in grafana["secrets"] and compose["secrets"].keys() == {*grafana["secrets"]}
 
 
 def test_metrics_of_an_expression_are_found_without_label_values():

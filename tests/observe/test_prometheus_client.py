@@ -87,3 +87,14 @@ def test_dashboards_for_another_prometheus_need_no_cluster(tmp_path: Path):
     assert done.exit_code == 0, done.output
     assert len(list((tmp_path / "grafana/dashboards").glob("*.json"))) == 6
     assert not (tmp_path / "grafana/prometheus-password").exists()
+
+
+def test_password_of_grafanas_admin_is_private_and_kept_by_later_exports(tmp_path: Path):
+    made = []
+    for folder in ("one", "one", "two"):
+        done = CliRunner().invoke(dashboards, ["export", str(tmp_path / folder), "--prometheus", "prom:9090"])
+        assert done.exit_code == 0, done.output
+        file = tmp_path / folder / "admin-password"
+        assert file.stat().st_mode & 0o777 == 0o600
+        made.append(file.read_text())
+    assert made[0] == made[1] != made[2] and len(made[0].strip()) > 20

@@ -13,7 +13,8 @@ from dalsegno.observe.prometheus import yaml_text
 
 VERSION = "11.4.0"
 IMAGE = f"grafana/grafana:{VERSION}"
-PASSWORD = "prometheus-password"  # name of the file with the password, and of the secret in the compose file
+# Names of the files with passwords, and of the secrets in the compose file
+PASSWORD, ADMIN_PASSWORD = "prometheus-password", "admin-password"
 WRITER = "dalsegno dashboards export"
 DASHBOARD_FOLDER = "/var/lib/grafana/dashboards"
 
@@ -36,7 +37,7 @@ def workspace_files(cluster: str, url: str, region: str) -> dict[str, str]:
         "GF_AUTH_SIGV4_AUTH_ENABLED": "true", "AWS_SDK_LOAD_CONFIG": "true", "AWS_PROFILE": "${AWS_PROFILE:-default}",
         "AWS_CONFIG_FILE": "/aws/config", "AWS_SHARED_CREDENTIALS_FILE": "/aws/credentials",
     }  # fmt: skip
-    service["user"] = "${UID:-0}"  # the owner of the credentials
+    service["user"] = "${UID:-0}"  # the owner of the credentials and of the password file
     service["volumes"].append("${HOME}/.aws:/aws:ro")
     return _files(cluster, source, compose)
 
@@ -85,20 +86,24 @@ def _provider() -> dict[str, Any]:
 
 def _compose(login: bool) -> dict[str, Any]:
     """Return the compose file. Grafana uses the host's network, so that it can reach the cluster's head, and listens on
-    loopback only."""
+    loopback only. Its user `admin` gets our password instead of Grafana's default, which all users of the host know."""
+    passwords = [ADMIN_PASSWORD, *([PASSWORD] if login else [])]
     service: dict[str, Any] = {
         "image": IMAGE,
         "network_mode": "host",
         "restart": "unless-stopped",
-        "environment": {"GF_SERVER_HTTP_ADDR": "127.0.0.1", "GF_ANALYTICS_REPORTING_ENABLED": "false"},
+        "user": "0",  # run as root, because only root can read the files with passwords
+        "secrets": passwords,
+        "environment": {
+            "GF_SERVER_HTTP_ADDR": "127.0.0.1",
+            "GF_ANALYTICS_REPORTING_ENABLED": "false",
+            "GF_SECURITY_ADMIN_PASSWORD__FILE": f"/run/secrets/{ADMIN_PASSWORD}",
+        },
         "volumes": [
             "./provisioning:/etc/grafana/provisioning:ro",
             f"./dashboards:{DASHBOARD_FOLDER}:ro",
             "grafana:/var/lib/grafana",
         ],
     }
-    found: dict[str, Any] = {"services": {"grafana": service}, "volumes": {"grafana": None}}
-    if login:
-        service |= {"user": "0", "secrets": [PASSWORD]}  # run as root, because only root can read the password file
-        found["secrets"] = {PASSWORD: {"file": f"./{PASSWORD}"}}
-    return found
+    secrets = {name: {"file": f"./{name}"} for name in passwords}
+    return {"services": {"grafana": service}, "volumes": {"grafana": None}, "secrets": secrets}

@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 import tarfile
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,19 @@ from dalsegno.errors import TargetError
 from dalsegno.observe.grafana import VERSION
 from dalsegno.spec.facts import RemoteWrite
 from dalsegno.targets.cloud.aws import FakeAws
-from dalsegno.targets.cloud.credentials import CloudError
+from dalsegno.targets.cloud.cost import PriceTable
+from dalsegno.targets.cloud.credentials import CloudError, CloudRefusal, explain
+from dalsegno.targets.hyperpod.api import HyperPodApi
 from dalsegno.targets.hyperpod.folder import read_hyperpod_state
-from dalsegno.targets.hyperpod.grafana import MOST_USER_DATA, connect_command, grafana_template, start_script
+from dalsegno.targets.hyperpod.grafana import (
+    MOST_USER_DATA,
+    connect_command,
+    grafana_template,
+    price_text,
+    start_script,
+)
 from dalsegno.targets.hyperpod.grafana_stack import GrafanaStack
+from dalsegno.targets.hyperpod.target import HyperPodTarget
 from tests.targets.cloud_tools import python_of
 from tests.targets.hyperpod.conftest import CPU, cluster_of, one_api, open_hyperpod
 from tests.targets.hyperpod.test_lifecycle_of_cluster import up
@@ -94,7 +104,10 @@ def test_script_unpacks_the_dashboards_and_a_data_source_that_signs_its_requests
 
 def test_nobody_reaches_grafana_but_through_a_session_and_the_role_reads_one_workspace():
     template = template_of()
-    assert "GF_SERVER_HTTP_ADDR=127.0.0.1" in start_script("demo", WORKSPACE)
+    settings = set(start_script("demo", WORKSPACE).splitlines())
+    assert "GF_SERVER_HTTP_ADDR=127.0.0.1" in settings
+    closed = {"GF_AUTH_DISABLE_LOGIN_FORM=true", "GF_AUTH_BASIC_ENABLED=false"}
+    assert settings > {*closed, "GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION=true"}, "admin/admin opens nothing"
     assert not [each for each in template["Resources"].values() if each["Type"] == "AWS::EC2::SecurityGroup"]
     (policy,) = template["Resources"]["Role"]["Properties"]["Policies"]
     (statement,) = policy["PolicyDocument"]["Statement"]
@@ -176,6 +189,118 @@ def test_failed_stack_names_the_resource_and_the_command_to_repeat(tmp_path: Pat
 
     stack = GrafanaStack(FakeAws(answer), "dalsegno-demo-grafana", tmp_path, lambda text: None, lambda seconds: None)
     with pytest.raises(CloudError, match=r"Role \(AWS::IAM::Role\): not authorized") as raised:
-        stack.put(template_of())
+        stack.put(template_of(), lambda: None)
     assert "`dalsegno dashboards deploy` again" in raised.value.hint
     assert "cancelled" in (tmp_path / "events.jsonl").read_text()
+
+
+NAME = "dalsegno-demo-grafana"
+
+
+def stack_of(aws: FakeAws, logs: Path, said: list[str]) -> GrafanaStack:
+    return GrafanaStack(aws, NAME, logs, said.append, lambda seconds: None)
+
+
+def event(id: int, name: str, kind: str, status: str, reason: str) -> dict[str, Any]:
+    return {"EventId": str(id), "LogicalResourceId": name, "ResourceType": f"AWS::{kind}",
+            "ResourceStatus": status, "ResourceStatusReason": reason}  # fmt: skip
+
+
+def test_failed_update_names_its_own_failure_and_shows_its_progress(tmp_path: Path):
+    """A stack keeps the events of all its operations."""
+    events = [
+        event(1, NAME, "CloudFormation::Stack", "UPDATE_IN_PROGRESS", "User Initiated"),
+        event(2, "GrafanaOld", "EC2::Instance", "CREATE_FAILED", "the old failure"),
+        event(3, NAME, "CloudFormation::Stack", "UPDATE_IN_PROGRESS", "User Initiated"),
+        event(4, "GrafanaNew", "EC2::Instance", "CREATE_IN_PROGRESS", ""),
+    ]
+    running: list[str] = []
+
+    def answer(service: str, operation: str, parameters: object) -> dict[str, Any]:
+        if operation == "update_stack":
+            running.append("UPDATE_IN_PROGRESS")
+        if operation == "describe_stacks":
+            return {"Stacks": [{"StackStatus": running.pop() if running else "UPDATE_ROLLBACK_COMPLETE"}]}
+        shown = events[::-1]
+        if operation == "describe_stack_events" and len(events) == 4:
+            events.append(event(5, "GrafanaNew", "EC2::Instance", "CREATE_FAILED", "the new failure"))
+        return {"StackEvents": shown}
+
+    said: list[str] = []
+    stack = stack_of(FakeAws(answer), tmp_path, said)
+    with pytest.raises(CloudError, match=r"GrafanaNew \(AWS::EC2::Instance\): the new failure") as raised:
+        stack.put(template_of(), lambda: None)
+    assert "old failure" not in f"{raised.value}{said}"
+    assert said[0] == f"stack {NAME}: 0 resources done, now GrafanaNew (AWS::EC2::Instance)"
+
+
+@pytest.mark.parametrize("status", ["ROLLBACK_COMPLETE", "UPDATE_ROLLBACK_FAILED"])
+def test_stack_that_cannot_be_updated_is_created_again(tmp_path: Path, status: str):
+    stacks: list[dict[str, Any]] = [{"StackStatus": status}]
+
+    def answer(service: str, operation: str, parameters: object) -> dict[str, Any]:
+        if operation == "delete_stack":
+            stacks.clear()
+        if operation == "create_stack":
+            outputs = [{"OutputKey": "Machine", "OutputValue": "i-2"}]
+            stacks.append({"StackStatus": "CREATE_COMPLETE", "Outputs": outputs})
+        return {"Stacks": stacks}
+
+    aws = FakeAws(answer)
+    assert stack_of(aws, tmp_path, []).put(template_of(), lambda: None) == "i-2"
+    assert [each for each in aws.operations() if "describe" not in each] == ["delete_stack", "create_stack"]
+
+
+@pytest.mark.parametrize("after", [[], [{"StackStatus": "UPDATE_COMPLETE"}]])
+def test_stack_that_somebody_deletes_or_changes_meanwhile_is_an_error_with_a_hint(tmp_path: Path, after: list[Any]):
+    stacks = [{"StackStatus": "CREATE_COMPLETE"}]
+
+    def answer(service: str, operation: str, parameters: object) -> dict[str, Any]:
+        if operation == "update_stack":
+            stacks[:] = after
+        return {"Stacks": stacks}
+
+    with pytest.raises(TargetError, match="has no machine with Grafana") as raised:
+        stack_of(FakeAws(answer), tmp_path, []).put(template_of(), lambda: None)
+    assert "`dalsegno dashboards deploy` again" in raised.value.hint
+
+
+def without_cloudformation(folder: Path) -> HyperPodTarget:
+    """Open the target of an operator who may do everything except use CloudFormation."""
+
+    def answer(service: str, operation: str, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+        if service == "cloudformation":
+            raise explain(CloudRefusal.DENIED, f"AWS {service} {operation}", "as the test asked")
+        return one_api("us-east-1").aws.call(service, operation, **parameters)
+
+    root = folder / "clusters" / "demo"
+    return HyperPodTarget(root, connect=lambda region: HyperPodApi(FakeAws(answer)), pause=lambda seconds: None)
+
+
+def test_unknown_price_is_not_shown_as_zero():
+    prices = PriceTable()
+    assert price_text(prices) == "about 0.02 USD per hour"
+    assert price_text(prices, "z9.huge") == "its price is unknown"
+
+
+def test_refused_deployment_leaves_nothing_that_stops_down(aws, tmp_path: Path):
+    target, denied = open_hyperpod(tmp_path), without_cloudformation(tmp_path)
+    up(target, cluster_of(CPU, network()))
+    target.apply(target.switch_exporters(True, print), print)
+    with pytest.raises(CloudError) as raised:
+        denied.start_grafana(print)
+    assert raised.value.refusal is CloudRefusal.DENIED
+    state = read_hyperpod_state(target.folder)
+    assert state is not None and not state.grafana
+    assert denied.destroy(print) and one_api("us-east-1").find("demo") is None and not target.folder.root.exists()
+
+
+def test_down_deletes_the_cluster_although_the_stack_with_grafana_cannot_be_deleted(aws, tmp_path: Path):
+    target = open_hyperpod(tmp_path)
+    up(target, cluster_of(CPU, network()))
+    target.apply(target.switch_exporters(True, print), print)
+    target.start_grafana(print)
+    with pytest.raises(CloudError):
+        without_cloudformation(tmp_path).destroy(print)
+    assert one_api("us-east-1").find("demo") is None and len(machines()) == 1
+    assert target.destroy(print) and machines() == [] and not target.folder.root.exists()

@@ -17,8 +17,9 @@ from dalsegno.system.processes import FakeRunner
 from dalsegno.targets.base import CanForward, CanReboot, CanReplace, ClusterPhase
 from dalsegno.targets.cloud.credentials import CloudError, CloudRefusal
 from dalsegno.targets.cloud.progress import OperationState, ResourceEventKind
+from dalsegno.targets.cloud.stacks import parse_event
 from dalsegno.targets.folder import ClusterFolder, ClusterRole
-from dalsegno.targets.parallelcluster.client import PclusterStatus, parse_cluster, parse_event, parse_instance
+from dalsegno.targets.parallelcluster.client import PclusterStatus, parse_cluster, parse_instance
 from dalsegno.targets.parallelcluster.folder import read_state, write_state
 from dalsegno.targets.parallelcluster.head import PclusterHead
 from dalsegno.targets.parallelcluster.target import PclusterTarget

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import secrets
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,7 +39,7 @@ def export(folder: str, prometheus: str | None, name: str | None) -> None:
     \b
     dalsegno dashboards export grafana && docker compose -f grafana/compose.yml up
     """
-    from dalsegno.observe.grafana import PASSWORD, grafana_files, workspace_files
+    from dalsegno.observe.grafana import ADMIN_PASSWORD, PASSWORD, grafana_files, workspace_files
 
     if prometheus:
         files = grafana_files("any", prometheus, login=False)
@@ -47,11 +49,13 @@ def export(folder: str, prometheus: str | None, name: str | None) -> None:
         _, layout = running_monitor(name)
         files = grafana_files(layout.cluster, layout.prometheus, login=True)
         write_private(Path(folder), {PASSWORD: read_secret(layout.password_file) + "\n"})
+    _write_admin_password(Path(folder))
     _write_public(Path(folder), files)
     out.talk(f"{sum(path.startswith('dashboards/') for path in files)} dashboards are in {folder}/dashboards")
     if shutil.which("docker"):
         compose = quote(f"{folder}/compose.yml")
         out.advise(f"`docker compose -f {compose} up` starts Grafana with them, at http://127.0.0.1:3000")
+        out.advise(f"log in as `admin`, with the password in {folder}/{ADMIN_PASSWORD}")
 
 
 def _workspace(name: str | None) -> RemoteWrite | None:
@@ -61,6 +65,19 @@ def _workspace(name: str | None) -> RemoteWrite | None:
 
     target = open_cluster(place_to_change(name))
     return target.metrics_workspace() if isinstance(target, CanExport) else None
+
+
+def _write_admin_password(folder: Path) -> None:
+    """Write a password for Grafana's user `admin`, but keep that of an earlier export: Grafana sets it only at
+    its first start."""
+    from dalsegno.observe.grafana import ADMIN_PASSWORD
+    from dalsegno.system.execute import as_caller
+
+    def write() -> None:
+        if not os.path.lexists(folder / ADMIN_PASSWORD):
+            write_private(folder, {ADMIN_PASSWORD: secrets.token_urlsafe(16) + "\n"})
+
+    as_caller(write)
 
 
 def _write_public(folder: Path, files: Mapping[str, str]) -> None:

@@ -1,7 +1,8 @@
 """A CloudFormation template that starts Grafana on an EC2 instance, for a workspace of Managed Prometheus. Pure.
 
 Everything that Grafana needs is in the template. Grafana listens on the loopback of its machine, and people reach it
-through a session of SSM. So no port is open, and IAM decides who may see the dashboards.
+through a session of SSM. So no port is open, and IAM decides who may open a session. Grafana has no accounts: everyone
+who reaches the forwarded port sees the dashboards, and nobody can change anything.
 """
 
 from __future__ import annotations
@@ -48,8 +49,10 @@ cat >> /etc/sysconfig/grafana-server <<'END'
 AWS_SDK_LOAD_CONFIG=true
 GF_ANALYTICS_REPORTING_ENABLED=false
 GF_AUTH_ANONYMOUS_ENABLED=true
+GF_AUTH_BASIC_ENABLED=false
 GF_AUTH_DISABLE_LOGIN_FORM=true
 GF_AUTH_SIGV4_AUTH_ENABLED=true
+GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION=true
 GF_SERVER_HTTP_ADDR=127.0.0.1
 GF_SERVER_HTTP_PORT={port}
 END
@@ -57,9 +60,9 @@ systemctl enable --now grafana-server
 """
 
 
-def machine_price(prices: PriceTable) -> float:
-    """Return the price of the machine in USD per hour; 0 if it is not known."""
-    return prices.instance(MACHINE).usd_per_hour or 0.0
+def price_text(prices: PriceTable, machine: str = MACHINE) -> str:
+    price = prices.instance(machine).usd_per_hour
+    return "its price is unknown" if price is None else f"about {price:.2f} USD per hour"
 
 
 def stack_name(cluster: str) -> str:

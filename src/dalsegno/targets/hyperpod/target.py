@@ -43,7 +43,7 @@ from dalsegno.targets.hyperpod.folder import (
     read_hyperpod_state,
     write_hyperpod_state,
 )
-from dalsegno.targets.hyperpod.grafana import MACHINE, connect_command, grafana_template, machine_price, stack_name
+from dalsegno.targets.hyperpod.grafana import MACHINE, connect_command, grafana_template, price_text, stack_name
 from dalsegno.targets.hyperpod.grafana_stack import GrafanaStack
 from dalsegno.targets.hyperpod.head import TIMES, repair_words
 from dalsegno.targets.hyperpod.lifecycle import digests, lifecycle_files
@@ -249,10 +249,10 @@ class HyperPodTarget(OperatorSide):
     def destroy(self, say: Say) -> bool:
         state, found = read_hyperpod_state(self.folder), self.folder.root.exists()
         if state is not None:
-            if state.grafana:
-                self.stop_grafana(say)
             work = HyperPodWork(self._connect(state.region), self.folder, say, **self._pause)
             work.destroy(self.folder.name, state)
+            if state.grafana:  # after the cluster, which costs far more if the stack cannot be deleted
+                self.stop_grafana(say)
         remove_tree(self.folder.root)
         return found
 
@@ -414,10 +414,13 @@ class HyperPodTarget(OperatorSide):
         if workspace is None:
             raise TargetError("there is no workspace with metrics yet", hint="`dalsegno monitor up` creates one")
         template = grafana_template(applied_cluster(self.folder), workspace)
-        if not state.grafana:
-            say(f"creating a {MACHINE} for Grafana, about {machine_price(read_prices(os.environ)):.2f} USD per hour")
-        write_hyperpod_state(self.folder, replace(state, grafana=True))  # written first, so that `down` finds it
-        return connect_command(state.region, self._grafana(state, say).put(template))
+
+        def record() -> None:
+            if not state.grafana:
+                say(f"creating a {MACHINE} for Grafana, {price_text(read_prices(os.environ))}")
+            write_hyperpod_state(self.folder, replace(state, grafana=True))  # so that `down` looks for the stack
+
+        return connect_command(state.region, self._grafana(state, say).put(template, record))
 
     def stop_grafana(self, say: Say) -> bool:
         state = self._known()

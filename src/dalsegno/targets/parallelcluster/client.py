@@ -19,7 +19,8 @@ from dalsegno.errors import TargetError
 from dalsegno.printable import one_line
 from dalsegno.system.processes import Completed, Runner
 from dalsegno.targets.cloud.credentials import CloudError, CloudRefusal, explain, refusal_in_text, repeat_throttled
-from dalsegno.targets.cloud.progress import OperationReport, OperationState, ResourceEvent, ResourceEventKind
+from dalsegno.targets.cloud.progress import OperationReport, OperationState, ResourceEvent
+from dalsegno.targets.cloud.stacks import last_operation, parse_event
 
 PACKAGE = "aws-parallelcluster"
 TIMEOUT_S = 300.0
@@ -295,42 +296,3 @@ def parse_instance(each: Mapping[str, Any]) -> PclusterInstance:
         each.get("state") == "running",
         str(each.get("privateIpAddress", "") or ""),
     )
-
-
-def parse_event(each: Mapping[str, Any]) -> ResourceEvent:
-    """Parse an event of CloudFormation, from `pcluster` (camelCase) or from AWS's API (PascalCase)."""
-
-    def get(name: str) -> str:
-        return str(each.get(name) or each.get(name[0].lower() + name[1:]) or "")
-
-    status, message = get("ResourceStatus"), get("ResourceStatusReason")
-    return ResourceEvent(
-        get("EventId"),
-        f"{get('LogicalResourceId')} ({get('ResourceType')})",
-        _event_kind(status, message),
-        message,
-        get("Timestamp") or get("EventTime"),
-    )
-
-
-def last_operation(events: Sequence[ResourceEvent], stack: str) -> tuple[ResourceEvent, ...]:
-    """Return the events of the last operation on a stack. A stack keeps the events of all operations."""
-    own = f"{stack} ({_STACK})"
-    starts = [
-        at
-        for at, event in enumerate(events)
-        if event.resource == own and event.kind is ResourceEventKind.STARTED and event.message == "User Initiated"
-    ]
-    return tuple(events[starts[-1] :] if starts else events)
-
-
-_STACK = "AWS::CloudFormation::Stack"
-
-
-def _event_kind(status: str, message: str) -> ResourceEventKind:
-    if status.endswith("FAILED"):
-        cancelled = "cancelled" in message.lower()
-        return ResourceEventKind.CANCELLED if cancelled else ResourceEventKind.FAILED
-    if status.endswith("COMPLETE"):
-        return ResourceEventKind.DONE
-    return ResourceEventKind.STARTED if status.endswith("IN_PROGRESS") else ResourceEventKind.OTHER

@@ -18,7 +18,7 @@ from dalsegno.targets.cloud.aws import AwsApi, caller_account
 from dalsegno.targets.cloud.consequences import CapacityCheck
 from dalsegno.targets.cloud.credentials import CloudError, CloudRefusal
 from dalsegno.targets.cloud.progress import OperationReport, OperationState, follow
-from dalsegno.targets.parallelcluster.client import last_operation, parse_event
+from dalsegno.targets.cloud.stacks import describe_stack, read_template, report_stack, start_deletion
 from dalsegno.targets.parallelcluster.plan import CapacityReservation, check_quota, parse_reservation, quota_needs
 from dalsegno.targets.parallelcluster.stack_changes import (
     FILE_SYSTEM,
@@ -42,46 +42,23 @@ class AwsResources:
     # Stacks of CloudFormation
     def outputs(self, stack: str) -> dict[str, str] | None:
         """Return the outputs of a stack; None if it does not exist or was deleted."""
-        found = self._stack(stack)
-        if found is None or str(found.get("StackStatus", "")).startswith("DELETE_COMPLETE"):
-            return None
-        return {str(each["OutputKey"]): str(each.get("OutputValue", "")) for each in found.get("Outputs", ())}
-
-    def stack_state(self, stack: str) -> OperationState:
-        found = self._stack(stack)
-        status = str(found.get("StackStatus", "")) if found else "DELETE_COMPLETE"
-        if status == "DELETE_COMPLETE":
-            return OperationState.GONE
-        if status.endswith("IN_PROGRESS"):
-            return OperationState.RUNNING
-        failed = status.endswith("FAILED") or "ROLLBACK" in status
-        return OperationState.FAILED if failed else OperationState.DONE
-
-    def _stack(self, stack: str) -> Mapping[str, Any] | None:
-        try:
-            found = self.api.call("cloudformation", "describe_stacks", StackName=stack).get("Stacks", [])
-        except CloudError as error:
-            # CloudFormation reports a stack that does not exist as a validation error.
-            if error.refusal in (CloudRefusal.NOT_THERE, CloudRefusal.INVALID):
-                return None
-            raise
-        return found[0] if found else None
+        found = describe_stack(self.api, stack)
+        return None if found.state is OperationState.GONE else dict(found.outputs)
 
     def read_stack(self, stack: str) -> OwnStack:
         """Return a stack of ours with its template and the ids of its resources; an empty one if it does not exist."""
-        found = self._stack(stack)
-        state = self.stack_state(stack)
-        if found is None or state is OperationState.GONE:
+        found = describe_stack(self.api, stack)
+        if found.state is OperationState.GONE:
             return OwnStack()
-        status = str(found.get("StackStatus", ""))
+        status = found.status
         listed = self.api.call("cloudformation", "describe_stack_resources", StackName=stack).get("StackResources", ())
         return OwnStack(
-            state,
+            found.state,
             complete=status == "CREATE_COMPLETE" or status.startswith("UPDATE_"),
             creating=status == "CREATE_IN_PROGRESS",
             unused=status.startswith(("CREATE_FAILED", "ROLLBACK_")),
-            outputs={str(each["OutputKey"]): str(each.get("OutputValue", "")) for each in found.get("Outputs", ())},
-            template=self._template(stack),
+            outputs=found.outputs,
+            template=read_template(self.api, stack),
             ids={str(each.get("LogicalResourceId", "")): str(each.get("PhysicalResourceId", "")) for each in listed},
         )
 
@@ -118,40 +95,20 @@ class AwsResources:
             self.api.call("cloudformation", "update_stack", **_stack_request(stack, template, tags))
         except CloudError as error:
             # CloudFormation has one error code both for a template without changes and for an invalid one.
-            if error.refusal is not CloudRefusal.INVALID or self._template(stack) != template:
+            if error.refusal is not CloudRefusal.INVALID or read_template(self.api, stack) != template:
                 raise
             return
         self._follow(stack, say)
 
     def _follow(self, stack: str, say: Say) -> None:
-        follow(f"stack {stack}", lambda: self.report(stack), say, self._logs, pause=self._pause)
-
-    def _template(self, stack: str) -> Mapping[str, Any]:
-        """Return the template that a stack was created from or last updated with."""
-        found = self.api.call("cloudformation", "get_template", StackName=stack).get("TemplateBody", {})
-        parsed: Mapping[str, Any] = json.loads(found) if isinstance(found, str) else found
-        return parsed
-
-    def report(self, stack: str) -> OperationReport:
-        """Return the progress of the last operation on a stack."""
-        state = self.stack_state(stack)
-        if state is OperationState.GONE:
-            return OperationReport(state)
-        try:
-            answer = self.api.call("cloudformation", "describe_stack_events", StackName=stack)
-        except CloudError as error:
-            if error.refusal not in (CloudRefusal.NOT_THERE, CloudRefusal.INVALID):
-                raise
-            return OperationReport(OperationState.GONE)  # deleted after its state was read
-        events = tuple(parse_event(each) for each in reversed(answer.get("StackEvents", [])))
-        return OperationReport(state, last_operation(events, stack))
+        follow(f"stack {stack}", lambda: report_stack(self.api, stack), say, self._logs, pause=self._pause)
 
     def delete_stack(self, stack: str, say: Say) -> bool:
         """Delete a stack, but keep its file systems and buckets; return False if there was no stack."""
-        if self.stack_state(stack) is OperationState.GONE:
+        if not start_deletion(self.api, stack):
             return False
-        self.api.call("cloudformation", "delete_stack", StackName=stack)
-        follow(f"deletion of stack {stack}", lambda: self.report(stack), say, self._logs, pause=self._pause)
+        what = f"deletion of stack {stack}"
+        follow(what, lambda: report_stack(self.api, stack), say, self._logs, pause=self._pause)
         return True
 
     def remove(self, stack: str, recorded: Iterable[str], kept: Collection[str], say: Say) -> None:
