@@ -15,7 +15,6 @@ from dalsegno.containers.dockerfile import DockerfileBuild, find_builder, find_d
 from dalsegno.errors import DalsegnoError, UsageError
 from dalsegno.system.children import arguments, descendants
 from dalsegno.system.machine import program
-from dalsegno.system.processes import run_showing
 from tests.conftest import Command, CommandResult
 from tests.containers.dockerfiles import NEEDS_BUILDER, builder_env, write_context
 from tests.containers.images import LOWER, Layout, unpack
@@ -204,13 +203,6 @@ def test_build_arguments_and_stage_are_passed_on(tmp_path: Path):
         "--file", f"{tmp_path}/x.Dockerfile", "--iidfile", "/id",
         "--build-arg", "A=b c", "--build-arg", "D", "--target", "last", str(tmp_path),
     ]  # fmt: skip
-
-
-def test_output_is_shown_line_by_line_and_its_end_is_kept():
-    shown: list[str] = []
-    done = run_showing(["sh", "-c", "seq 100; printf '10%%\\r20%%\\r'; printf '\\377\\n' >&2; exit 3"], shown.append)
-    assert shown == [*map(str, range(1, 101)), "10%", "20%", "\ufffd"] and done.exit_code == 3
-    assert done.stdout.splitlines() == shown[-50:]
 
 
 # Which folders are built

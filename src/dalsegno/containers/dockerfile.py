@@ -10,8 +10,9 @@ from pathlib import Path
 from dalsegno.containers.sources import saved_by_daemon
 from dalsegno.errors import CommandFailed, DalsegnoError, NotThere, UsageError
 from dalsegno.image_name import ImageKind, ImageName
+from dalsegno.system.live_output import run_showing
 from dalsegno.system.machine import program
-from dalsegno.system.processes import Runner, run_showing
+from dalsegno.system.processes import Runner
 
 BUILDERS = ("buildah", "podman", "docker")  # in order of preference: buildah needs no daemon
 FILES = ("Containerfile", "Dockerfile")  # in the order in which buildah and Podman look for them
