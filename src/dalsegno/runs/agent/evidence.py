@@ -101,11 +101,20 @@ def open_regular(path: str) -> BinaryIO:
 
     The user's code can create any file in its log folder, and a pipe must not block the agent.
     """
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    return open(_open_regular(path, os.O_RDONLY), "rb")
+
+
+def append_regular(path: str) -> BinaryIO:
+    """Open a regular file to append to it, and create it if it is missing; raise OSError for anything else."""
+    return open(_open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab")
+
+
+def _open_regular(path: str, flags: int) -> int:
+    handle = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
         raise OSError(errno.EINVAL, "not a regular file", path)
-    return open(handle, "rb")
+    return handle
 
 
 def _tail(path: str, since: int) -> str:
@@ -252,8 +261,8 @@ def capture(pid: int, path: str) -> None:
     """Append the stacks of a process to a file, or a line that says why there are none."""
     with contextlib.suppress(OSError):  # the agent continues without stacks if the file cannot be written
         if not (_by_pyspy(pid, path) or _by_signal(pid, path)):
-            with open(path, "a") as file:
-                file.write(f"process {pid} {_why_silent(pid)}\n")
+            with append_regular(path) as file:
+                file.write(f"process {pid} {_why_silent(pid)}\n".encode())
 
 
 def _why_silent(pid: int) -> str:
@@ -266,7 +275,7 @@ def _by_pyspy(pid: int, path: str) -> bool:
     program = shutil.which("py-spy")
     if program is None:
         return False
-    with open(path, "ab") as file, contextlib.suppress(OSError, subprocess.TimeoutExpired):
+    with append_regular(path) as file, contextlib.suppress(OSError, subprocess.TimeoutExpired):
         done = subprocess.run(
             [program, "dump", "--pid", str(pid)], stdout=file, stderr=subprocess.DEVNULL, timeout=PYSPY_S, check=False
         )
@@ -331,8 +340,8 @@ def await_dumps(workers: Sequence[tuple[int, str, int]]) -> None:
         silent = [each for each in silent if size_of(each[1]) <= each[2]]
         time.sleep(0.02 if silent else 0)
     for pid, path, _ in silent:
-        with contextlib.suppress(OSError), open(path, "a") as file:
-            file.write(json.dumps({"process": _state_name(pid)}) + "\n")
+        with contextlib.suppress(OSError), append_regular(path) as file:
+            file.write(json.dumps({"process": _state_name(pid)}).encode() + b"\n")
 
 
 def _state_name(pid: int) -> str:
