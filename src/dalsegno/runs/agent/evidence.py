@@ -31,6 +31,8 @@ _NO_GPU_MEMORY = re.compile(
 )
 MAX_CHARS = 8000
 _LINE_CHARS = 300
+MAX_ERROR_FILE_BYTES = 1 << 20
+_LATEST = 1 << 33  # later times in an error file are wrong
 
 
 def gather(log: str, error_file: str, since: int = 0) -> dict[str, Any]:
@@ -130,14 +132,17 @@ def _tail(path: str, since: int) -> str:
 def _read_error_file(path: str) -> dict[str, Any]:
     """Return the `traceback` and the time `at` from a worker's error file; {} if it is unreadable.
 
-    torch's `record` (elastic.multiprocessing.errors) writes the file.
+    `at` is 0 if it is missing or no plausible time. torch's `record` (elastic.multiprocessing.errors) writes the file.
     """
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError), open_regular(path) as file:
-        message = json.load(file)["message"]
+    unreadable = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError)
+    with contextlib.suppress(*unreadable), open_regular(path) as file:
+        message = json.loads(file.read(MAX_ERROR_FILE_BYTES))["message"]
         if isinstance(message, str):
             return {"traceback": message}
         extra = message.get("extraInfo") or {}
-        return {"traceback": extra.get("py_callstack") or message["message"], "at": float(extra.get("timestamp") or 0)}
+        traceback, at = extra.get("py_callstack") or message["message"], float(extra.get("timestamp") or 0)
+        if isinstance(traceback, str):
+            return {"traceback": traceback, "at": at if 0 <= at < _LATEST else 0.0}  # "nan" is a float, too
     return {}
 
 
