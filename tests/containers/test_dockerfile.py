@@ -179,6 +179,17 @@ def test_image_that_docker_has_built_is_imported_by_its_id(
     assert list((builds.store / "blobs").iterdir()) == []
 
 
+def test_file_that_cannot_be_created_is_refused_before_the_build(
+    builds: Builds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    asked = stand_in(tmp_path / "bin", "docker", "exit 1")
+    monkeypatch.setattr("dalsegno.system.machine.SEARCH", (f"{tmp_path}/bin", "/usr/bin"))
+    done = builds.build("--builder", "docker", "-o", "/proc/x.sqsh")
+    assert (done.returncode, done.stdout) == (1, "") and "error: cannot write /proc/x.sqsh" in done.stderr
+    assert "or name another file with `-o`" in done.stderr and "DALSEGNO" not in done.stderr
+    assert not asked.exists()
+
+
 def test_first_builder_that_is_installed_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("dalsegno.system.machine.SEARCH", (str(tmp_path),))
     with pytest.raises(DalsegnoError, match="no builder for Dockerfiles is installed") as caught:
