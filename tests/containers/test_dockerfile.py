@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from dalsegno.containers.dockerfile import DockerfileBuild, find_builder, find_dockerfile
-from dalsegno.errors import DalsegnoError, UsageError
+from dalsegno.errors import CommandFailed, DalsegnoError, UsageError
 from dalsegno.system.children import arguments, descendants
 from dalsegno.system.machine import program
+from dalsegno.system.processes import LocalRunner
 from tests.conftest import Command, CommandResult
 from tests.containers.dockerfiles import NEEDS_BUILDER, builder_env, write_context
 from tests.containers.images import LOWER, Layout, unpack
@@ -216,6 +217,23 @@ def test_build_arguments_and_stage_are_passed_on(tmp_path: Path):
     ]  # fmt: skip
 
 
+def test_builder_without_an_id_of_the_image_is_an_error(tmp_path: Path):
+    stand_in(tmp_path / "bin", "docker", "echo done")
+    build = DockerfileBuild(f"{tmp_path}/bin/docker", tmp_path, tmp_path / "Dockerfile")
+    with pytest.raises(CommandFailed, match="ended with code 0:\n  done") as caught:
+        build.save(tmp_path / "x.part", LocalRunner())
+    assert "wrote no id" in caught.value.hint
+
+
+@pytest.mark.parametrize("builder", ["buildah", "podman"])
+def test_store_with_a_colon_in_its_path_is_refused_before_the_build(tmp_path: Path, builder: str):
+    asked = stand_in(tmp_path / "bin", builder, "")
+    build = DockerfileBuild(f"{tmp_path}/bin/{builder}", tmp_path, tmp_path / "Dockerfile")
+    with pytest.raises(DalsegnoError, match=rf"{builder} cannot save images in .*/a:b, because the path contains `:`"):
+        build.save(tmp_path / "a:b/x.part", LocalRunner())
+    assert not asked.exists()
+
+
 # Which folders are built
 
 
@@ -256,6 +274,8 @@ def test_rootfs_option_packs_a_folder_with_a_dockerfile(builds: Builds, tmp_path
         (["/bin", "--build-arg", "A=1"], "`--build-arg` has no effect: /bin is packed as it is"),
         (["context", "--rootfs", "--file", "context/Dockerfile"], "`--rootfs` packs a folder, and `--file` builds"),
         (["context", "--file", "nowhere"], "no file nowhere"),
+        (["context/Dockerfile"], "give its folder: `dalsegno image build context`"),
+        (["context/bin/busybox"], "give its folder: `dalsegno image build context/bin --file context/bin/busybox`"),
         (["context", "--build-arg", "=hush"], "invalid build argument\n"),
         (["context", "--builder", "kaniko"], "'kaniko' is not one of 'buildah', 'podman', 'docker'"),
     ],
