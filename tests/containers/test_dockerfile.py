@@ -159,6 +159,9 @@ def stand_in(folder: Path, name: str, script: str) -> Path:
     return folder / "asked"
 
 
+WRITES_ID = '{ while [ "$1" != --iidfile ]; do shift; done; echo sha256:1234 > "$2"; }'
+
+
 @pytest.mark.cluster
 def test_image_that_docker_has_built_is_imported_by_its_id(
     builds: Builds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -167,7 +170,7 @@ def test_image_that_docker_has_built_is_imported_by_its_id(
     Layout(tmp_path / "oci").image("x", [(LOWER, "gzip")])
     copy = ["skopeo", "--insecure-policy", "copy", "-q", f"oci:{tmp_path}/oci:x", f"docker-archive:{tmp_path}/saved"]
     subprocess.run(copy, check=True, timeout=60)
-    script = f'[ "$1" = save ] && cat {tmp_path}/saved > "$3" || echo sha256:1234 > "$6"'
+    script = f'[ "$1" = save ] && cat {tmp_path}/saved > "$3" || {WRITES_ID}'
     asked = stand_in(tmp_path / "bin", "docker", script)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
     monkeypatch.setattr("dalsegno.system.machine.SEARCH", (f"{tmp_path}/bin", "/usr/bin"))
