@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from dalsegno.containers.dockerfile import DockerfileBuild, find_builder, find_dockerfile
-from dalsegno.errors import DalsegnoError, UsageError
+from dalsegno.errors import CommandFailed, DalsegnoError, UsageError
 from dalsegno.system.children import arguments, descendants
 from dalsegno.system.machine import program
-from dalsegno.system.processes import run_showing
+from dalsegno.system.processes import LocalRunner
 from tests.conftest import Command, CommandResult
 from tests.containers.dockerfiles import NEEDS_BUILDER, builder_env, write_context
 from tests.containers.images import LOWER, Layout, unpack
@@ -159,6 +159,9 @@ def stand_in(folder: Path, name: str, script: str) -> Path:
     return folder / "asked"
 
 
+WRITES_ID = '{ while [ "$1" != --iidfile ]; do shift; done; echo sha256:1234 > "$2"; }'
+
+
 @pytest.mark.cluster
 def test_image_that_docker_has_built_is_imported_by_its_id(
     builds: Builds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -167,7 +170,7 @@ def test_image_that_docker_has_built_is_imported_by_its_id(
     Layout(tmp_path / "oci").image("x", [(LOWER, "gzip")])
     copy = ["skopeo", "--insecure-policy", "copy", "-q", f"oci:{tmp_path}/oci:x", f"docker-archive:{tmp_path}/saved"]
     subprocess.run(copy, check=True, timeout=60)
-    script = f'[ "$1" = save ] && cat {tmp_path}/saved > "$3" || echo sha256:1234 > "$6"'
+    script = f'[ "$1" = save ] && cat {tmp_path}/saved > "$3" || {WRITES_ID}'
     asked = stand_in(tmp_path / "bin", "docker", script)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
     monkeypatch.setattr("dalsegno.system.machine.SEARCH", (f"{tmp_path}/bin", "/usr/bin"))
@@ -178,6 +181,17 @@ def test_image_that_docker_has_built_is_imported_by_its_id(
     assert build.startswith(f"build --force-rm --file {builds.context}/Dockerfile --iidfile ")
     assert build.endswith(f".id --build-arg A=b {builds.context}") and save.endswith(".part sha256:1234")
     assert list((builds.store / "blobs").iterdir()) == []
+
+
+def test_file_that_cannot_be_created_is_refused_before_the_build(
+    builds: Builds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    asked = stand_in(tmp_path / "bin", "docker", "exit 1")
+    monkeypatch.setattr("dalsegno.system.machine.SEARCH", (f"{tmp_path}/bin", "/usr/bin"))
+    done = builds.build("--builder", "docker", "-o", "/proc/x.sqsh")
+    assert (done.returncode, done.stdout) == (1, "") and "error: cannot write /proc/x.sqsh" in done.stderr
+    assert "or name another file with `-o`" in done.stderr and "DALSEGNO" not in done.stderr
+    assert not asked.exists()
 
 
 def test_first_builder_that_is_installed_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -206,11 +220,21 @@ def test_build_arguments_and_stage_are_passed_on(tmp_path: Path):
     ]  # fmt: skip
 
 
-def test_output_is_shown_line_by_line_and_its_end_is_kept():
-    shown: list[str] = []
-    done = run_showing(["sh", "-c", "seq 100; printf '10%%\\r20%%\\r'; printf '\\377\\n' >&2; exit 3"], shown.append)
-    assert shown == [*map(str, range(1, 101)), "10%", "20%", "\ufffd"] and done.exit_code == 3
-    assert done.stdout.splitlines() == shown[-50:]
+def test_builder_without_an_id_of_the_image_is_an_error(tmp_path: Path):
+    stand_in(tmp_path / "bin", "docker", "echo done")
+    build = DockerfileBuild(f"{tmp_path}/bin/docker", tmp_path, tmp_path / "Dockerfile")
+    with pytest.raises(CommandFailed, match="ended with code 0:\n  done") as caught:
+        build.save(tmp_path / "x.part", LocalRunner())
+    assert "wrote no id" in caught.value.hint
+
+
+@pytest.mark.parametrize("builder", ["buildah", "podman"])
+def test_store_with_a_colon_in_its_path_is_refused_before_the_build(tmp_path: Path, builder: str):
+    asked = stand_in(tmp_path / "bin", builder, "")
+    build = DockerfileBuild(f"{tmp_path}/bin/{builder}", tmp_path, tmp_path / "Dockerfile")
+    with pytest.raises(DalsegnoError, match=rf"{builder} cannot save images in .*/a:b, because the path contains `:`"):
+        build.save(tmp_path / "a:b/x.part", LocalRunner())
+    assert not asked.exists()
 
 
 # Which folders are built
@@ -253,6 +277,8 @@ def test_rootfs_option_packs_a_folder_with_a_dockerfile(builds: Builds, tmp_path
         (["/bin", "--build-arg", "A=1"], "`--build-arg` has no effect: /bin is packed as it is"),
         (["context", "--rootfs", "--file", "context/Dockerfile"], "`--rootfs` packs a folder, and `--file` builds"),
         (["context", "--file", "nowhere"], "no file nowhere"),
+        (["context/Dockerfile"], "give its folder: `dalsegno image build context`"),
+        (["context/bin/busybox"], "give its folder: `dalsegno image build context/bin --file context/bin/busybox`"),
         (["context", "--build-arg", "=hush"], "invalid build argument\n"),
         (["context", "--builder", "kaniko"], "'kaniko' is not one of 'buildah', 'podman', 'docker'"),
     ],

@@ -121,6 +121,11 @@ def test_torch_error_file_takes_precedence_over_the_log(tmp_path: Path):
         ({"message": {"message": "only words"}}, {"traceback": "only words", "at": 0.0}),
         ({"message": {"extraInfo": {}}}, {}),
         ({"message": {"extraInfo": {"timestamp": "soon"}, "message": "x"}}, {}),
+        ({"message": {"extraInfo": {"timestamp": "nan"}, "message": "x"}}, {"traceback": "x", "at": 0.0}),
+        ({"message": {"extraInfo": {"timestamp": "inf"}, "message": "x"}}, {"traceback": "x", "at": 0.0}),
+        ({"message": {"extraInfo": {"timestamp": 1e13}, "message": "x"}}, {"traceback": "x", "at": 0.0}),
+        ({"message": {"extraInfo": {"timestamp": 10**400}, "message": "x"}}, {}),
+        ({"message": {"message": {"not": "text"}}}, {}),
         ({}, {}),
         ([], {}),
         (None, {}),
@@ -136,6 +141,14 @@ def test_log_is_used_if_the_error_file_is_broken(tmp_path: Path):
     (tmp_path / "error.json").write_text('{"mess')
     (tmp_path / "rank0.log").write_text(SIMPLE)
     assert gather(str(tmp_path / "rank0.log"), str(tmp_path / "error.json")) == {"traceback": SIMPLE}
+
+
+def test_log_is_used_if_the_error_file_is_nested_too_deeply_or_too_large(tmp_path: Path):
+    error, log = tmp_path / "error.json", tmp_path / "rank0.log"
+    log.write_text(SIMPLE)
+    for content in ("[" * 200_000, json.dumps({"message": "x" * (1 << 20)})):
+        error.write_text(content)
+        assert gather(str(log), str(error)) == {"traceback": SIMPLE}
 
 
 def test_oom_kills_are_counted_by_the_kernel():

@@ -201,3 +201,10 @@ def test_process_that_does_not_answer_is_recorded_with_its_state(tmp_path: Path)
     path = str(tmp_path / "g0001-flight-3.json")
     await_dumps([(2**22 + 1, path, 0)])
     assert read_dump(Path(path).read_bytes(), 3) == FlightDump(3, state=ProcessState.GONE)
+
+
+def test_pipe_in_place_of_the_dump_does_not_block_the_agent(tmp_path: Path):
+    path = tmp_path / "g0001-flight-3.json"
+    os.mkfifo(path)
+    await_dumps([(2**22 + 1, str(path), 0)])
+    assert path.is_fifo()

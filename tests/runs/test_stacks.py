@@ -1,10 +1,13 @@
 """Stacks of hanging workers."""
 
+import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+import pytest
 
 from dalsegno.runs.agent.evidence import WAIT_S, capture, capture_all, is_stopped
 from tests.runs.warm_agent import Agent, script
@@ -55,6 +58,22 @@ def test_unwritable_stacks_file_is_ignored(agent: Agent, tmp_path: Path):
     capture(pid, str(tmp_path / "stacks.txt"))
     capture(pid, str(tmp_path / "no" / "folder" / "stacks.txt"))
     capture(pid, "")
+
+
+def test_pipe_in_place_of_the_stacks_file_does_not_block_the_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    stacks, pyspy = tmp_path / "stacks.txt", tmp_path / "py-spy"
+    os.mkfifo(stacks)
+    with subprocess.Popen(["sleep", "60"]) as process:
+        capture(process.pid, str(stacks))
+        pyspy.write_text("#!/bin/sh\necho stack\n")
+        pyspy.chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+        capture(process.pid, str(stacks))
+        reader = os.open(stacks, os.O_RDONLY | os.O_NONBLOCK)  # with a reader, opening the pipe succeeds
+        capture(process.pid, str(stacks))
+        assert os.read(reader, 100) == b""
+        os.close(reader)
+        process.kill()
 
 
 SILENT = """

@@ -10,8 +10,9 @@ from pathlib import Path
 from dalsegno.containers.sources import saved_by_daemon
 from dalsegno.errors import CommandFailed, DalsegnoError, NotThere, UsageError
 from dalsegno.image_name import ImageKind, ImageName
+from dalsegno.system.live_output import run_showing
 from dalsegno.system.machine import program
-from dalsegno.system.processes import Runner, run_showing
+from dalsegno.system.processes import Runner
 
 BUILDERS = ("buildah", "podman", "docker")  # in order of preference: buildah needs no daemon
 FILES = ("Containerfile", "Dockerfile")  # in the order in which buildah and Podman look for them
@@ -25,8 +26,15 @@ _LIKE_DOCKER = {"buildah": ("--format", "docker", "--layers"), "podman": ("--for
 def find_dockerfile(folder: Path, file: Path | None) -> Path | None:
     """Return the Dockerfile to build, or None if the folder is packed as a root file system.
 
-    Raise UsageError if a folder with a Dockerfile looks like a root file system, because both could be meant.
+    Raise UsageError if `folder` is a file. Also raise it if a folder with a Dockerfile looks like a root file system,
+    because both could be meant.
     """
+    if folder.is_file():
+        also = "" if folder.name in FILES else f" --file {folder}"
+        raise UsageError(
+            f"{folder} is a file, and a folder is built",
+            hint=f"to build a Dockerfile, give its folder: `dalsegno image build {folder.parent}{also}`",
+        )
     if file is not None:
         if not file.is_file():
             raise NotThere(f"no file {file}", hint="name the Dockerfile; the path is relative to the working folder")
@@ -87,6 +95,11 @@ class DockerfileBuild:
 
         The image itself stays in the builder's cache, without a name.
         """
+        if self.builder != "docker" and ":" in str(archive):  # buildah reads a tag there, podman refuses it
+            raise DalsegnoError(
+                f"{self.builder} cannot save images in {archive.parent}, because the path contains `:`",
+                hint="set DALSEGNO_IMAGES to another folder, or use `--builder docker`",
+            )
         image = self._build(archive.with_suffix(".id"))
         self.show("saving the image")
         # Only this user may read the archive, because the image's history contains the build arguments.
@@ -103,11 +116,13 @@ class DockerfileBuild:
         """Run the builder and return the image's id."""
         try:
             done = run_showing(self.argv(id_file), self.show)
-            if done.exit_code == 0:
+            if done.exit_code == 0 and id_file.exists():
                 return id_file.read_text().strip()
         finally:
             id_file.unlink(missing_ok=True)
         names = tuple(each.partition("=")[0] for each in self.build_args)  # the error must not contain values
         shown = replace(self, build_args=names).argv(id_file)
         hint = "fix what it complains about and build again; finished steps are not repeated"
+        if done.exit_code == 0:
+            hint = "it wrote no id of the image; use another builder with `--builder`, or install a newer version"
         raise CommandFailed(shown, done.exit_code, done.stdout, hint=hint)

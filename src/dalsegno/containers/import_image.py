@@ -65,7 +65,7 @@ def import_by_enroot(enroot: str, name: ImageName, arch: str, target: Path, runn
             made.chmod(made.stat().st_mode & ~0o022 & 0o777)
         os.replace(made, target)
     except OSError as error:
-        raise explain(error, target) from error
+        raise explain(error, target, named=not own) from error
     finally:
         remove_tree(aside)
 

@@ -11,6 +11,7 @@ from dalsegno.containers.manifest import DamagedImage
 from dalsegno.containers.merge import Merged
 from dalsegno.containers.tar import END, FileSlice, Stream, hard_link, header, padding, unpacked
 from dalsegno.errors import CommandFailed, DalsegnoError, UsageError
+from dalsegno.system.files import check_creatable
 from dalsegno.system.machine import program
 from dalsegno.system.processes import LocalRunner, Sink
 
@@ -108,6 +109,7 @@ def check_target(target: Path, force: bool) -> None:
         raise UsageError(f"{target} already exists", hint="name another file, or use `--force`")
     if not target.parent.is_dir():
         raise UsageError(f"no folder {target.parent}", hint="create it, or name another file")
+    check_creatable(target)
 
 
 class VerifiedReread(Iterator[bytes]):

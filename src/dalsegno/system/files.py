@@ -15,6 +15,7 @@ from typing import IO
 from dalsegno.errors import DalsegnoError
 
 _ELSEWHERE = "set DALSEGNO_HOME to another folder, for images DALSEGNO_IMAGES"
+_OTHER_DISK = "use another disk: set DALSEGNO_HOME, or for images DALSEGNO_IMAGES or `-o`"
 # These flags do not exist on Windows, where they are not needed.
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _FOLDER = os.O_RDONLY | _NO_LINK | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
@@ -69,9 +70,10 @@ def nameless(path: Path, *, own: bool = False) -> Iterator[int]:
     """Yield an open file without a name, and give it its name when it is complete.
 
     A killed process therefore leaves no partial file, except on a file system without O_TMPFILE, where the open file
-    has a temporary name. With `own`, no other user may write to the file, whatever the umask is.
+    has a temporary name. With `own`, no other user may write to the file, whatever the umask is. Without `own`, the
+    user has named the path with `-o`.
     """
-    handle, temp = _open_nameless(path)
+    handle, temp = _open_nameless(path, named=not own)
     try:
         yield handle
         if own:
@@ -83,25 +85,33 @@ def nameless(path: Path, *, own: bool = False) -> Iterator[int]:
         os.replace(temp, path)
         sync_folder(path.parent)
     except OSError as error:
-        raise explain(error, path) from error
+        raise explain(error, path, named=not own) from error
     finally:
         os.close(handle)
         if temp is not None:
             temp.unlink(missing_ok=True)
 
 
-def _open_nameless(path: Path) -> tuple[int, Path | None]:
+def check_creatable(path: Path) -> None:
+    """Raise if no file can be created at this path, which the user has named with `-o`."""
+    handle, temp = _open_nameless(path, named=True)
+    os.close(handle)
+    if temp is not None:
+        temp.unlink(missing_ok=True)
+
+
+def _open_nameless(path: Path, *, named: bool) -> tuple[int, Path | None]:
     try:
         return os.open(path.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666), None
     except OSError as error:
         # These errors mean that the file system has no O_TMPFILE.
         if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
-            raise explain(error, path) from error
+            raise explain(error, path, named=named) from error
     temp = _beside(path)
     try:
         return os.open(temp, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), temp
     except OSError as error:
-        raise explain(error, path) from error
+        raise explain(error, path, named=named) from error
 
 
 def _beside(path: Path) -> Path:
@@ -144,18 +154,17 @@ def damaged(path: Path, why: str, hint: str = "") -> DalsegnoError:
     return DalsegnoError(f"{path} is damaged: {why}", hint=hint or "remove its cluster with `dalsegno down`")
 
 
-def explain(error: OSError, path: Path) -> DalsegnoError:
-    """Return a DalsegnoError for a failed write, with a hint."""
+def explain(error: OSError, path: Path, *, named: bool = False) -> DalsegnoError:
+    """Return a DalsegnoError for a failed write, with a hint. `named` says that the user named the path with `-o`."""
+    elsewhere = "name another file with `-o`" if named else _ELSEWHERE
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return DalsegnoError(
-            f"no space left to write {path}",
-            hint="free some space, or use another disk: set DALSEGNO_HOME, or for images DALSEGNO_IMAGES or `-o`",
-        )
+        disk = "name a file on another disk with `-o`" if named else _OTHER_DISK
+        return DalsegnoError(f"no space left to write {path}", hint=f"free some space, or {disk}")
     if error.errno in (errno.EACCES, errno.EPERM):
-        return DalsegnoError(f"no permission to write {path}", hint=f"use sudo, or {_ELSEWHERE}")
+        return DalsegnoError(f"no permission to write {path}", hint=f"use sudo, or {elsewhere}")
     if error.errno == errno.EROFS:
-        return DalsegnoError(f"{path} is on a read-only file system", hint=_ELSEWHERE)
-    return DalsegnoError(f"cannot write {path}: {error.strerror}", hint=f"check that path, or {_ELSEWHERE}")
+        return DalsegnoError(f"{path} is on a read-only file system", hint=elsewhere)
+    return DalsegnoError(f"cannot write {path}: {error.strerror}", hint=f"check that path, or {elsewhere}")
 
 
 def closed_to_others(*paths: Path) -> Path | None:

@@ -6,12 +6,7 @@
 from __future__ import annotations
 
 import contextlib
-import io
-import os
-import signal
 import subprocess
-import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -23,7 +18,6 @@ CHUNK = 1 << 20
 # Bytes buffered for a command's standard input, so that an archive of many small files does not cause many small
 # writes.
 _BUFFER = 1 << 16
-_LAST_LINES = 50
 
 
 @dataclass(frozen=True)
@@ -120,52 +114,12 @@ class FakeRunner:
         return Completed(key, 0, answer) if isinstance(answer, str) else answer
 
 
-def run_showing(argv: Sequence[str], show: Callable[[str], None], grace_s: float = 10.0) -> Completed:
-    """Run a command, and call `show` from a thread with each line of its output. The result has the last lines.
-
-    If Ctrl-C or another exception ends the wait, the command is interrupted too, and killed after the grace period.
-    """
-    import threading
-
-    process = _start_stream(argv, subprocess.STDOUT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
-    last: deque[str] = deque(maxlen=_LAST_LINES)
-    reader = threading.Thread(target=_read_lines, args=(process, last, show), daemon=True)
-    try:
-        reader.start()
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    except BaseException:
-        os.killpg(process.pid, signal.SIGINT)
-        _wait_without_reaping(process.pid, grace_s)
-        raise
-    finally:
-        # Background processes of the command would keep its output open. Its process id is not reused before it is
-        # reaped.
-        os.killpg(process.pid, signal.SIGKILL)
-        code = process.wait()
-        reader.join(grace_s)  # a background process in a session of its own may keep the output open
-    return Completed(tuple(argv), code, "\n".join(last))
-
-
-def _read_lines(process: subprocess.Popen[bytes], last: deque[str], show: Callable[[str], None]) -> None:
-    assert process.stdout
-    with process.stdout as output:
-        for line in io.TextIOWrapper(output, "utf-8", "replace"):  # a progress bar ends its lines with \r
-            last.append(line.rstrip("\n"))
-            show(last[-1])
-
-
-def _wait_without_reaping(pid: int, timeout_s: float) -> None:
-    until = time.monotonic() + timeout_s
-    while time.monotonic() < until and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
-        time.sleep(0.02)
-
-
 def through(argv: Sequence[str], chunks: Iterable[bytes]) -> Iterator[bytes]:
     """Yield the output of a filter (`zstd -dc`) for a stream. Raise an error at the end if the filter failed."""
     import tempfile  # imported here, because most commands do not need it and start faster without it
     import threading
 
-    with tempfile.TemporaryFile() as errors, _start_stream(argv, errors, stdout=subprocess.PIPE) as process:
+    with tempfile.TemporaryFile() as errors, start_stream(argv, errors, stdout=subprocess.PIPE) as process:
         fault: list[BaseException] = []
         feeder = threading.Thread(target=_feed, args=(process, chunks, fault), daemon=True)
         feeder.start()
@@ -205,7 +159,7 @@ class Sink:
 
         self.argv = tuple(argv)
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
-        self._process = _start_stream(argv, self._errors, stdout=self._errors, env=env, keep=keep)
+        self._process = start_stream(argv, self._errors, stdout=self._errors, env=env, keep=keep)
 
     def write(self, data: bytes | memoryview) -> None:
         assert self._process.stdin
@@ -237,7 +191,7 @@ class Sink:
         return CommandFailed(self.argv, code, _output(self._errors), hint="see its output above")
 
 
-def _start_stream(
+def start_stream(
     argv: Sequence[str],
     errors: int | IO[bytes],
     *,
@@ -245,7 +199,9 @@ def _start_stream(
     stdout: int | IO[bytes],
     env: Mapping[str, str] | None = None,
     keep: Sequence[int] = (),
+    before_exec: Callable[[], None] | None = None,
 ) -> subprocess.Popen[bytes]:
+    """Start a command in a session of its own. `before_exec`, if given, is called in the new process."""
     try:
         return subprocess.Popen(
             list(argv),
@@ -255,6 +211,7 @@ def _start_stream(
             env=env,
             pass_fds=tuple(keep),
             bufsize=_BUFFER,
+            preexec_fn=before_exec,
             start_new_session=True,  # Ctrl-C must reach this process, but not the command
         )
     except FileNotFoundError as error:

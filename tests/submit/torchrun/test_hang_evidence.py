@@ -13,8 +13,8 @@ import pytest
 from dalsegno.runs.agent.worker_processes import GenerationWorkers
 from dalsegno.runs.coordinator.agents.hangs import ALL_IDLE_S, StepMarks
 from dalsegno.runs.coordinator.agents.messages import LogPiece, read_message
-from dalsegno.runs.coordinator.generations.events import AgentJoined, Event, StoreOpened
-from dalsegno.runs.coordinator.generations.generations import Run, advance
+from dalsegno.runs.coordinator.generations.events import AgentJoined, Event, StoreOpened, WorkerEnded
+from dalsegno.runs.coordinator.generations.generations import GenerationPhase, Run, advance
 from dalsegno.runs.coordinator.generations.group import Shape
 from dalsegno.runs.flight_recorder import CollectiveCall, FlightDump
 from dalsegno.runs.folder import RunFolder
@@ -226,6 +226,18 @@ def test_hang_is_reported_once_and_not_ended_without_a_restart_left() -> None:
         control.watch.stepped(1, 10)
         await control.check()
         assert control.said[1:] == ["steps are completed again"] and control.applied == []
+
+    asyncio.run(main())
+
+
+def test_hang_is_not_reported_if_the_generation_ends_while_stacks_are_captured() -> None:
+    async def main() -> None:
+        control = PlayedControl(None)
+        control.watch._marks = stopped_steps(None)
+        control.watch.check()
+        control.run, _ = advance(control.run, WorkerEnded("1@gpu-2#1", 1, 1, 1))
+        await control.check()
+        assert control.run.phase is not GenerationPhase.RUNNING and control.said == []
 
     asyncio.run(main())
 

@@ -6,6 +6,7 @@ import pytest
 
 from dalsegno.errors import UsageError
 from dalsegno.runs.torchrun.args import TorchrunArgs, parse_torchrun
+from dalsegno.runs.torchrun.launch import LaunchContext, launch
 from dalsegno.runs.torchrun.rendezvous import ALONE, Rendezvous, find_rendezvous, is_own_address, parse_endpoint
 
 
@@ -72,3 +73,21 @@ def test_impossible_rendezvous_is_refused(line: str) -> None:
 def test_own_addresses_are_recognised() -> None:
     assert is_own_address("localhost") and is_own_address("127.0.0.1")
     assert not is_own_address("192.0.2.1") and not is_own_address("no-such-host.invalid")
+
+
+@pytest.mark.parametrize(
+    ("conf", "environ", "where"),
+    [
+        ("", {"DALSEGNO_RUN_HANG_TIMEOUT": "soon"}, "DALSEGNO_RUN_HANG_TIMEOUT"),
+        ("", {"DALSEGNO_RUN_STANDBY": "maybe"}, "DALSEGNO_RUN_STANDBY"),
+        (",last_call_timeout=soon", {}, "--rdzv-conf last_call_timeout"),
+    ],
+)
+def test_wrong_values_end_every_node_at_once(conf: str, environ: dict[str, str], where: str) -> None:
+    """These values are used only on the node of the rendezvous, for which this node would wait."""
+    line = f"--nnodes 2 --rdzv-backend c10d --rdzv-endpoint 192.0.2.1:7 --rdzv-conf join_timeout=1{conf}"
+    args = parse_torchrun([*line.split(), __file__])
+    assert args is not None
+    with pytest.raises(UsageError) as caught:
+        launch(args, LaunchContext(environ, lambda text: None, lambda *_: None))
+    assert caught.value.where == where

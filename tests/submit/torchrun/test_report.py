@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.runs.torchrun.agent import FailedWorker, render_report
+from dalsegno.runs.torchrun.agent import FailedWorker, pass_on, render_report
 
 
 def test_report_has_the_layout_of_torchrun() -> None:
@@ -44,3 +44,15 @@ def test_report_equals_that_of_torch(tmp_path: Path) -> None:
 
     said = str(errors.ChildFailedError("train.py", {3: theirs})).strip()
     assert render_report("train.py", socket.getfqdn(), ours) == said
+
+
+def test_only_error_files_of_a_plausible_size_are_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = tmp_path / "error.json", tmp_path / "of_the_parent.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(theirs))
+    with ours.open("wb") as file:
+        file.truncate(1 << 30)
+    pass_on(str(ours))
+    assert not theirs.exists()
+    ours.write_text("{}")
+    pass_on(str(ours))
+    assert theirs.read_text() == "{}"

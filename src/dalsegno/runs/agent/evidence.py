@@ -31,6 +31,8 @@ _NO_GPU_MEMORY = re.compile(
 )
 MAX_CHARS = 8000
 _LINE_CHARS = 300
+MAX_ERROR_FILE_BYTES = 1 << 20
+_LATEST = 1 << 33  # later times in an error file are wrong
 
 
 def gather(log: str, error_file: str, since: int = 0) -> dict[str, Any]:
@@ -101,11 +103,20 @@ def open_regular(path: str) -> BinaryIO:
 
     The user's code can create any file in its log folder, and a pipe must not block the agent.
     """
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    return open(_open_regular(path, os.O_RDONLY), "rb")
+
+
+def append_regular(path: str) -> BinaryIO:
+    """Open a regular file to append to it, and create it if it is missing; raise OSError for anything else."""
+    return open(_open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab")
+
+
+def _open_regular(path: str, flags: int) -> int:
+    handle = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
         raise OSError(errno.EINVAL, "not a regular file", path)
-    return open(handle, "rb")
+    return handle
 
 
 def _tail(path: str, since: int) -> str:
@@ -121,14 +132,17 @@ def _tail(path: str, since: int) -> str:
 def _read_error_file(path: str) -> dict[str, Any]:
     """Return the `traceback` and the time `at` from a worker's error file; {} if it is unreadable.
 
-    torch's `record` (elastic.multiprocessing.errors) writes the file.
+    `at` is 0 if it is missing or no plausible time. torch's `record` (elastic.multiprocessing.errors) writes the file.
     """
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError), open_regular(path) as file:
-        message = json.load(file)["message"]
+    unreadable = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError)
+    with contextlib.suppress(*unreadable), open_regular(path) as file:
+        message = json.loads(file.read(MAX_ERROR_FILE_BYTES))["message"]
         if isinstance(message, str):
             return {"traceback": message}
         extra = message.get("extraInfo") or {}
-        return {"traceback": extra.get("py_callstack") or message["message"], "at": float(extra.get("timestamp") or 0)}
+        traceback, at = extra.get("py_callstack") or message["message"], float(extra.get("timestamp") or 0)
+        if isinstance(traceback, str):
+            return {"traceback": traceback, "at": at if 0 <= at < _LATEST else 0.0}  # "nan" is a float, too
     return {}
 
 
@@ -252,8 +266,8 @@ def capture(pid: int, path: str) -> None:
     """Append the stacks of a process to a file, or a line that says why there are none."""
     with contextlib.suppress(OSError):  # the agent continues without stacks if the file cannot be written
         if not (_by_pyspy(pid, path) or _by_signal(pid, path)):
-            with open(path, "a") as file:
-                file.write(f"process {pid} {_why_silent(pid)}\n")
+            with append_regular(path) as file:
+                file.write(f"process {pid} {_why_silent(pid)}\n".encode())
 
 
 def _why_silent(pid: int) -> str:
@@ -266,7 +280,7 @@ def _by_pyspy(pid: int, path: str) -> bool:
     program = shutil.which("py-spy")
     if program is None:
         return False
-    with open(path, "ab") as file, contextlib.suppress(OSError, subprocess.TimeoutExpired):
+    with append_regular(path) as file, contextlib.suppress(OSError, subprocess.TimeoutExpired):
         done = subprocess.run(
             [program, "dump", "--pid", str(pid)], stdout=file, stderr=subprocess.DEVNULL, timeout=PYSPY_S, check=False
         )
@@ -331,8 +345,8 @@ def await_dumps(workers: Sequence[tuple[int, str, int]]) -> None:
         silent = [each for each in silent if size_of(each[1]) <= each[2]]
         time.sleep(0.02 if silent else 0)
     for pid, path, _ in silent:
-        with contextlib.suppress(OSError), open(path, "a") as file:
-            file.write(json.dumps({"process": _state_name(pid)}) + "\n")
+        with contextlib.suppress(OSError), append_regular(path) as file:
+            file.write(json.dumps({"process": _state_name(pid)}).encode() + b"\n")
 
 
 def _state_name(pid: int) -> str:

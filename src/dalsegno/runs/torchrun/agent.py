@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from dalsegno.runs.agent.agent import RunAgent
-from dalsegno.runs.agent.evidence import open_regular
+from dalsegno.runs.agent.evidence import MAX_ERROR_FILE_BYTES, open_regular
 from dalsegno.runs.agent.orders import read_setup
 from dalsegno.runs.coordinator.generations.causes import signal_name
 from dalsegno.runs.torchrun.args import TorchrunArgs
@@ -197,7 +197,7 @@ class TorchrunAgent(RunAgent):
         if root is not None and data.get("node") == self.node:
             others = [each for each in self._failed.values() if each is not root]
             self._talk("\n" + render_report(self.args.training_script, socket.getfqdn(), root, others))
-            _pass_on(root.error_file)
+            pass_on(root.error_file)
             self._reported = True
         elif "rank" in data:
             self._why = f"rank {data['rank']} on {host_of(data['node'])} failed; see the report on that node"
@@ -251,9 +251,15 @@ def _absence_s(args: TorchrunArgs) -> float:
     return seconds(args, "keep_alive_interval", 5.0) * seconds(args, "keep_alive_max_attempt", 3.0)
 
 
-def _pass_on(error_file: str) -> None:
-    """Copy a worker's error file to $TORCHELASTIC_ERROR_FILE, as torchrun does for its own parent process."""
+def pass_on(error_file: str) -> None:
+    """Copy a worker's error file to $TORCHELASTIC_ERROR_FILE, as torchrun does for its own parent process.
+
+    A file that is too large to be an error file is not copied.
+    """
     target = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if target and error_file:
-        with contextlib.suppress(OSError), open_regular(error_file) as source, open(target, "wb") as file:
-            file.write(source.read())
+        with contextlib.suppress(OSError), open_regular(error_file) as source:
+            content = source.read(MAX_ERROR_FILE_BYTES + 1)
+            if len(content) <= MAX_ERROR_FILE_BYTES:
+                with open(target, "wb") as file:
+                    file.write(content)

@@ -20,10 +20,17 @@ from dalsegno.runs.submit.frameworks import torch_threads
 from dalsegno.runs.submit.options import options_from_env
 from dalsegno.runs.submit.program import find_python
 from dalsegno.runs.submit.request import check_size
-from dalsegno.runs.submit.values import parse_standby
 from dalsegno.runs.torchrun.agent import TorchrunAgent
 from dalsegno.runs.torchrun.args import TorchrunArgs, count_processes
-from dalsegno.runs.torchrun.coordinator import JOIN_S, CoordinatorThread, Talk, TorchrunSite, agent_setup, seconds
+from dalsegno.runs.torchrun.coordinator import (
+    JOIN_S,
+    LAST_CALL_S,
+    CoordinatorThread,
+    Talk,
+    TorchrunSite,
+    agent_setup,
+    seconds,
+)
 from dalsegno.runs.torchrun.logs import Logs, Tee, Write
 from dalsegno.runs.torchrun.rendezvous import Keys, Rendezvous, agent_name, find_munge, find_rendezvous, is_own_address
 from dalsegno.system.hanging_calls import slowness
@@ -49,6 +56,10 @@ class LaunchContext:
 def launch(args: TorchrunArgs, context: LaunchContext) -> int:
     """Run the workers of this node until the run ends, and return the exit code that torchrun would return."""
     check(args, context.environ)
+    # Only the node of the rendezvous uses these. A wrong value must end every node at once, because the others would
+    # wait for that node.
+    standby, hang_timeout_s = read_standby(context.environ), read_hang_timeout_s(context.environ)
+    seconds(args, "last_call_timeout", LAST_CALL_S)
     check_size((args.training_script, *args.training_script_args))
     for text in flag_notes(args):
         context.talk(text)
@@ -59,7 +70,7 @@ def launch(args: TorchrunArgs, context: LaunchContext) -> int:
     run = str(uuid.uuid4()) if is_single(args) else args.rdzv_id
     endpoint = f"{meeting.host}:{meeting.port}"
     keys = Keys(run, endpoint, None if meeting.alone else find_munge(context.environ), meeting.alone)
-    return _Launch(args, context, nproc, meeting, run, keys).serve()
+    return _Launch(args, context, nproc, meeting, run, keys, standby, hang_timeout_s).serve()
 
 
 @dataclass
@@ -70,6 +81,8 @@ class _Launch:
     meeting: Rendezvous
     run: str
     keys: Keys
+    standby: StandbyMode
+    hang_timeout_s: int | None
 
     def serve(self) -> int:
         python = choose_python(self.context.environ)
@@ -98,8 +111,7 @@ class _Launch:
         site = TorchrunSite(
             self.args, self.run, f"torchrun-{secrets.token_hex(4)}", self.nproc, self.meeting,
             store=has_torch(python), timing=Timing(read_gone_s(self.context.environ) * slowness()),
-            standby=StandbyMode(parse_standby(self.context.environ.get(STANDBY, "auto"))),
-            hang_timeout_s=read_hang_timeout_s(self.context.environ),
+            standby=self.standby, hang_timeout_s=self.hang_timeout_s,
         )  # fmt: skip
         hosted = CoordinatorThread(site, self.keys, self.context.talk)
         try:
@@ -112,6 +124,11 @@ class _Launch:
             who = f"anyone who can reach {self.keys.endpoint} can join, as with torchrun"
             self.context.talk(f"munge is not available: {who}. Snapshots in memory stay on their node")
         return hosted, port
+
+
+def read_standby(environ: Mapping[str, str]) -> StandbyMode:
+    """Return whether the user wants standby workers; AUTO if it is not set."""
+    return StandbyMode(options_from_env({STANDBY: environ.get(STANDBY, "")}).get("standby", "auto"))
 
 
 def read_hang_timeout_s(environ: Mapping[str, str]) -> int | None:

@@ -305,7 +305,9 @@ class HangWatch:
 
     async def _report_stall(self, generation: int, what: str) -> None:
         await self._capture_stacks(generation)
-        await self._explain(generation, f"{what}; the workers continue")
+        run = self._control.run
+        if run.generation == generation and run.phase is GenerationPhase.RUNNING:  # the capture takes up to 10 s
+            await self._explain(generation, f"{what}; the workers continue")
 
     async def _explain(self, generation: int, what: str = "") -> None:
         self.report_hang(what, await self.find_cause(generation))
