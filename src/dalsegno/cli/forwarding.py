@@ -17,8 +17,8 @@ FORWARDED = frozenset({
     "run", "torchrun", "submit", "runs", "logs", "cancel", "ckpt", "top", "nodes", "events", "why", "automation",
     "inject", "drill", "monitor", "web", "doctor", "bench", "certify", "image", "containers",
 })  # fmt: skip
-# These commands run as root on the head node: they read the cluster's secrets, or are meant for administrators, whom
-# the head node may know under another user name.
+# These commands run as root on the head node: they read the cluster's secrets, or are meant for administrators. An
+# administrator may have another user name there.
 AS_ROOT = frozenset({"monitor", "web", "automation"})
 # These commands change hosts, as `up` does, so they run on this machine.
 CHANGES_HOSTS = (("monitor", "up"), ("monitor", "down"))

@@ -105,7 +105,7 @@ void import_image(void) {
         become_program(out, err, parent);
     if (child < 0)
         fail("cannot start the import: %s", strerror(errno));
-    setpgid(child, child); /* the child calls this too: whoever comes first, the group exists before it may be killed */
+    setpgid(child, child); /* the child calls this too, so that the group exists before it may be killed */
     int status = wait_for_import(child);
     ignore_signals(false);
     char *path = read_output(out);
