@@ -532,7 +532,8 @@ def test_only_virtual_hosts_of_a_simulated_cloud_have_a_metadata_service():
     assert names == ["slurmd", "metadata-service", "node-agent"]
     agent = next(each for each in there.hosts["train-1"].services if each.name == "node-agent")
     assert agent.argv[-2:] == ("--cloud", "/state/clusters/demo/etc/dalsegno-cloud.json")
-    assert json.loads(there.files["etc/dalsegno-cloud.json"].text) == {"cloud": "ec2", "ends": {}}
+    site = json.loads(there.files["etc/dalsegno-cloud.json"].text)
+    assert site == {"cloud": "ec2", "ends": {}, "reservation_s": 600.0}
     assert "metadata-service" not in [service.name for service in plain.hosts["train-1"].services]
     on_ports = [service.name for host in want(on_ec2, USER).hosts.values() for service in host.services]
     assert "node-agent:train-1" in on_ports and "metadata-service" not in on_ports
