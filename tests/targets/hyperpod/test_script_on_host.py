@@ -64,7 +64,8 @@ def test_lifecycle_script_sets_a_compute_node_up_and_changes_nothing_the_second_
     words = host.run("cat", "/run/agent-arguments").split()
     assert words[words.index("--controller") + 1].startswith("203.0.113.9:")
     cloud = json.loads(host.run("cat", words[words.index("--cloud") + 1]))
-    assert cloud == {"cloud": "hyperpod", "ends": {host.run("hostname", "-s").strip(): 4e9}}
+    ends = {host.run("hostname", "-s").strip(): 4e9}
+    assert cloud == {"cloud": "hyperpod", "ends": ends, "reservation_s": 600.0}
     assert words[words.index("--node") + 1] == host.run("hostname", "-s").strip()
     assert "s3://sagemaker-demo-lifecycle/demo" in host.run("cat", "/usr/local/sbin/dalsegno-refresh")
     assert "dalsegno: bootstrap" in host.run("cat", "/var/log/provision/provisioning.log")
